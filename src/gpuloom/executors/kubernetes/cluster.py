@@ -517,7 +517,7 @@ class PodCluster:
             self._waits[before.name] = attempt.name
             return []
         if may and seen_before.job is not None:
-            return [TakeOver(seen_before.job.name, before.name, len(attempt.members))]
+            return [TakeOver(seen_before.job.name, before.name)]
         before.until_s = 0.0  # nobody goes on with it
         self._touch(before.name)
         return wanted

@@ -195,7 +195,7 @@ def taken_over(job: Mapping[str, Any], before: str, made: Manifest) -> list[dict
     (asked,), of_wanted = wanted["spec"]["tasks"], wanted["metadata"]
     label = f"/metadata/labels/{_escaped(RUN)}"
     found: list[dict[str, Any]] = [{"op": "test", "path": label, "value": before}]
-    found += _scaled(int(task["replicas"]), asked["replicas"])
+    found += scaled(int(task["replicas"]), asked["replicas"])
     found.append({"op": "replace", "path": label, "value": of_wanted["labels"][RUN]})
     annotations = {name: of_wanted["annotations"].get(name) for name in (MEMBERS, VALUES, HOLD, LIMIT, NAME)}
     for name, text in annotations.items():
@@ -207,12 +207,8 @@ def taken_over(job: Mapping[str, Any], before: str, made: Manifest) -> list[dict
     return found
 
 
-def shrunk(replicas: int, to: int) -> list[dict[str, Any]]:
-    """The JSON patch by which Volcano ends the last pods of a Job with one task."""
-    return _scaled(replicas, to)
-
-
-def _scaled(replicas: int, to: int) -> list[dict[str, Any]]:
+def scaled(replicas: int, to: int) -> list[dict[str, Any]]:
+    """The JSON patch that changes the number of pods of a Job with one task: Volcano ends the last ones first."""
     task = "/spec/tasks/0"
     return [
         {"op": "test", "path": f"{task}/replicas", "value": replicas},

@@ -205,7 +205,6 @@ class TakeOver:
 
     name: str
     before: str
-    replicas: int
 
 
 @dataclass(frozen=True, slots=True)

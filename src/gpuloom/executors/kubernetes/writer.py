@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.errors import InputError
-from gpuloom.executors.kubernetes.manifest import Manifest, Setup, direct_name, manifest, pinned, shrunk, taken_over
+from gpuloom.executors.kubernetes.manifest import Manifest, Setup, direct_name, manifest, pinned, scaled, taken_over
 from gpuloom.executors.kubernetes.marks import (
     ENDED_BY,
     FINALIZER,
@@ -140,13 +140,13 @@ class Writer:
                 self._take_end(own, rank, seen.pods[rank])
             case Release(rank, _):
                 self._release(seen.pods[rank])
-            case TakeOver(name, before, _):
+            case TakeOver(name, before):
                 self._take_over(own, name, before)
             case Leave(rank, _):
                 self._leave(own, rank)
             case Shrink(name, replicas, to):
                 path = self._path(JOBS, "jobs", name)
-                self._unless_gone(lambda: self.api.change(path, shrunk(replicas, to)))
+                self._unless_gone(lambda: self.api.change(path, scaled(replicas, to)))
                 if seen.job is not None:
                     self._say(name, seen.job.uid, "Resized", f"from {replicas} to {to} replicas; the last ones leave")
             case Relabel(rank, _):
@@ -160,12 +160,8 @@ class Writer:
         attempt, path = own.attempt, self._path(JOBS, "jobs", name)
         job = self.api.get(path)
         if job["metadata"]["labels"][RUN] != attempt.name:  # else the answer was lost
-            try:
-                made = self._manifest(attempt, name)
-            except InputError as error:
-                self._refuse(own, Cause.JOB, str(error))
+            if (made := self._prepared(own, name)) is None:
                 return
-            self._make_folders(attempt)
             self.api.change(path, taken_over(job, before, made))
             (task,), replicas = job["spec"]["tasks"], len(attempt.members)
             if task["replicas"] != replicas:
@@ -201,12 +197,8 @@ class Writer:
     def _create(self, own: Kept) -> None:
         attempt = own.attempt
         name, path = attempt.job_name, self._path(JOBS, "jobs")
-        try:
-            made = self._manifest(attempt, name)
-        except InputError as error:
-            self._refuse(own, Cause.JOB, str(error))
+        if (made := self._prepared(own, name)) is None:
             return
-        self._make_folders(attempt)
         with self._lock:
             attempt.maybe = True
         try:
@@ -230,11 +222,18 @@ class Writer:
         with self._lock:
             attempt.made, own.made_s = True, time.monotonic()
 
-    def _make_folders(self, attempt: Attempt) -> None:
-        for rank in attempt.members if self.setup.claim else ():
-            folder = run_directory(self.setup.runs, run_of(attempt.name, rank))
+    def _prepared(self, own: Kept, name: str) -> Manifest | None:
+        """What is sent for an attempt, whose folders are there by then; None: it is refused. name: of the Job."""
+        try:
+            made = self._manifest(own.attempt, name)
+        except InputError as error:
+            self._refuse(own, Cause.JOB, str(error))
+            return None
+        for rank in own.attempt.members if self.setup.claim else ():
+            folder = run_directory(self.setup.runs, run_of(own.attempt.name, rank))
             folder.mkdir(parents=True, exist_ok=True)
             os.chmod(folder, 0o777)  # noqa: S103 - pods may run as any user
+        return made
 
     def _manifest(self, attempt: Attempt, name: str) -> Manifest:
         """name: of the Job. Raises InputError."""

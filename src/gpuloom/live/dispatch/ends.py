@@ -63,7 +63,7 @@ def ended(
     drops = failed is not None and failed.forgiven
     by = saves.by if made_way or drops else SavedBy.NOTHING
     # Its members go on in the next attempt: from its newest save, if it says how old that is.
-    goes_on = how.reason is EndReason.RESIZED and saves.part in (None, 1.0)
+    goes_on = how.reason is EndReason.RESIZED and stopped is EndReason.RESIZED and saves.part in (None, 1.0)
     kept = job.work_s + (work_s if by or goes_on else 0.0)
     if not by and saves.part is not None:
         kept = max(job.work_s, (job.work_s + work_s) * saves.part)
