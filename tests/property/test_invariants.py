@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -15,6 +16,8 @@ from gpuloom.core.workload import Workload
 from gpuloom.facts.inputs import load_policy
 from gpuloom.placement.pool import pools_of
 from gpuloom.sim import Failure, SimResult, simulate
+from gpuloom.sim.compat import compat_mode
+from gpuloom.sim.simulator import Settings, Simulation
 from tiers import examples
 
 pytestmark = pytest.mark.slow
@@ -96,6 +99,45 @@ def test_invariants(policy: str, workload: Workload, cluster: str, overhead: flo
     if policy in ALONE:
         work_done(result, workload, overhead)
     assert result.avg_jct_s >= result.lower_bound_avg_jct_s * (1 - 1e-9) - 1e-6
+
+
+@pytest.mark.parametrize("policy", EVERY)
+@settings(max_examples=examples(15))
+@given(
+    workload=workloads(),
+    cluster=st.sampled_from(CLUSTERS),
+    gpus=st.sampled_from([1, 8]),
+    on=st.sampled_from(["gpu", "node"]),
+    memory=st.sampled_from(["1TiB", "3GiB"]),
+    fails=st.booleans(),
+)
+def test_invariants_where_jobs_are_suspended(
+    policy: str, workload: Workload, cluster: str, gpus: int, on: str, memory: str, fails: bool
+) -> None:
+    nodes = parse_cluster(cluster)
+    workload = with_stages(workload) if policy in WOVEN else workload
+    mib = np.random.default_rng(len(workload)).uniform(1.0, 2000.0, len(workload))
+    workload = replace(workload, gpu_memory_mib=np.where(workload.duration_s > 100.0, mib, np.nan))
+    failures = (Failure(0, 700.0, 1500.0),) if fails else ()
+    run = Simulation(
+        workload,
+        nodes,
+        load_policy(policy),
+        policy,
+        Settings(
+            preempt=f"suspend:gpus={gpus},on={on},memory={memory}", interval_s=60.0, failures=failures,
+            checkpoint_s=50.0, record_segments=True,
+        ),
+        compat_mode(None),
+        None,
+    )  # fmt: skip
+    room = list(run.suspended._room) if run.suspended is not None else []
+    result = run.run()
+    check(result, workload, nodes)
+    assert run.suspended is not None
+    assert run.suspended._room == pytest.approx(room), "all that lay in nodes' memory is given back"
+    assert not run.state.away
+    assert result.starts.sum() == len(workload) + result.restarts
 
 
 @pytest.mark.parametrize("policy", EVERY)

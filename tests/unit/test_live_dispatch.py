@@ -152,6 +152,25 @@ def test_who_froze_goes_on_where_it_was() -> None:
     assert told.events("attempt.thawed") == [{"allocation": [["here", [0]]]}]
 
 
+@pytest.mark.parametrize("anew", [False, True])
+def test_who_froze_gets_its_own_gpu_back_though_another_one_comes_first(anew: bool) -> None:
+    """A policy takes the first free GPU; on another one than its own a job would have to begin anew."""
+    told = Told(gpus=2, policy="srtf")
+    told.live.submit({"gpus": 1, "estimate": 900.0})
+    told.live.submit({"gpus": 1, "estimate": 1000.0, "on_preempt": "freeze"})
+    told.live.submit({"gpus": 1, "estimate": 500.0})
+    told.live.later(60.0)
+    assert [message[:2] for message in told.take()][-2:] == [("freeze", "2.1"), ("start", "3.1")]
+    if anew:  # the policy's world is built from the records
+        told.live.submit({"gpus": 1, "estimate": 5000.0})
+    told.live.executor.end(told.live.scheduler.book.attempts[1].run, 0)
+    told.live.executor.end(told.live.scheduler.book.attempts[3].run, 0)
+    told.live.turn()
+    (thawed,) = told.events("attempt.thawed")
+    assert thawed == {"allocation": [["here", [1]]]}
+    assert told.events("attempt.stopping") == []
+
+
 def test_a_run_that_is_not_known_is_ended_before_anything_starts() -> None:
     told = Told()
     told.silent.add("stop")

@@ -23,6 +23,7 @@ WHAT = {
     "submit": "is submitted",
     "start": "starts on",
     "restart": "starts again on",
+    "resume": "was suspended, and goes on on",
     "move": "moves to",
     "resize": "is resized to",
     "stop": "is stopped",
@@ -54,6 +55,8 @@ def explain(job: str, policy: str, as_json: bool, quiet: bool, **options: Any) -
     from gpuloom.sim import explain as story
 
     run = checked([policy], **options)
+    if len(run.ways) > 1:
+        raise InputError(f"explain takes one --preempt, not {len(run.ways)}")
     workload, _ = run.read(quiet=quiet)
     known = run.settings_of(workload, quiet=quiet)
     settings = {name: value for name, value in known.items() if name != "parameters"}  # the policy has them

@@ -169,6 +169,15 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="TIME",
             help="What resizing a running job costs [the median that the trace measured, else as a restart].",
         ),
+        click.option(
+            "--preempt",
+            "ways",
+            multiple=True,
+            metavar="restart|kill|suspend",
+            help="How jobs make way: they save and begin anew, begin anew from their last checkpoint, or are suspended "
+            "with all they have on their GPUs (suspend:out=1.7,in=4,gpus=1,memory=512GiB,on=gpu: "
+            "docs/reference/simulation.md). compare takes it several times [restart].",
+        ),
         click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Random seed."),
         click.option(
             "--compat", type=Choice(["muri"]), help="Follow the rules of another simulator (docs/results/fidelity.md)."
@@ -188,7 +197,8 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
             default="0",
             show_default=True,
             metavar="TIME",
-            help="Work between checkpoints; a job whose node fails goes back to the last one. 0: it loses nothing.",
+            help="Work between checkpoints; a job that is killed or whose node fails goes back to the last one. 0: it "
+            "loses nothing.",
         ),
         click.option(
             "--skip-impossible",
@@ -208,6 +218,7 @@ class RunOptions:
 
     names, policies: as asked for; these with the parameters that options stand for. settings: of
     `gpuloom.sim.simulate`. inputs: files that the run reads, as far as they are known before the trace is read.
+    ways: in which jobs make way; settings has the first.
     """
 
     cluster: Cluster
@@ -221,6 +232,7 @@ class RunOptions:
     skip_impossible: bool
     reading: dict[str, Any]
     kernel_profiles: dict[str, str]
+    ways: tuple[str, ...]
     found: TraceRead | None = None
     """The trace, where it was read for what it says of the cluster."""
 
@@ -279,6 +291,7 @@ def checked(
     schedule: str,
     restart_overhead: float | None,
     resize_overhead: float | None,
+    ways: tuple[str, ...],
     seed: int,
     compat: str | None,
     mtbf: float | None,
@@ -301,6 +314,7 @@ def checked(
     from gpuloom.policies.registry import BUILT_IN, parse_policy, policy_class
     from gpuloom.sim.compat import compat_mode
     from gpuloom.sim.simulator import Settings
+    from gpuloom.sim.suspend import RESTART
     from gpuloom.traces.elastic import parse_range
 
     chosen = None if cluster is None else with_known_memory(load_cluster(cluster))
@@ -320,6 +334,7 @@ def checked(
         "schedule": schedule,
         "restart_overhead_s": restart_overhead,
         "resize_overhead_s": resize_overhead,
+        "preempt": ways[0] if ways else RESTART,
         "seed": seed,
         "compat": compat,
         "mtbf_s": mtbf,
@@ -327,7 +342,10 @@ def checked(
         "checkpoint_s": checkpoint,
         "parameters": parameters,
     }
-    Settings(**settings)  # type: ignore[arg-type]
+    for way in ways or (RESTART,):
+        Settings(**{**settings, "preempt": way})  # type: ignore[arg-type]
+    if len(set(ways)) < len(ways):
+        raise InputError(f"--preempt names a way twice: {', '.join(ways)}")
     mode = compat_mode(compat)
     loaded = []
     for policy in policies:
@@ -360,6 +378,7 @@ def checked(
         skip_impossible,
         others,
         kernels,
+        ways or (RESTART,),
         found,
     )
 

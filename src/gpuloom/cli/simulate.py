@@ -114,6 +114,7 @@ def compare(policies: str, processes: int, **options: Any) -> None:
       gpuloom compare jobs.csv --cluster 8x8 --policies fifo,srtf,srsf,tiresias,themis,antman
       gpuloom compare jobs.csv --cluster 4x8:V100,16x4:K80 --speeds facts --policies srtf,gavel --html report.html
       gpuloom compare week.csv --policies fifo,tiresias,weave
+      gpuloom compare week.csv --policies srtf,tiresias --preempt restart --preempt suspend
     """
     names = [name.strip() for name in policies.split(",") if name.strip()]
     if not names:
@@ -140,7 +141,7 @@ def _run(
     from gpuloom.policies.base import Policy
     from gpuloom.policies.registry import parse_policy
     from gpuloom.report.as_it_ran import as_it_ran, taken_at
-    from gpuloom.sim.runner import Task, run_all
+    from gpuloom.sim.runner import run_all
     from gpuloom.sim.window import check_window, parse_window, windowed
 
     if [json_target, csv_target, jobs_target, memory_target].count("-") > 1:
@@ -149,6 +150,8 @@ def _run(
     # All that can be wrong is checked before the long work begins.
     measured = None if window is None else parse_window(window)
     run = checked(policies, **options)
+    if single and len(run.ways) > 1:
+        raise InputError(f"simulate takes one --preempt, not {len(run.ways)}: gpuloom compare shows several")
     targets = [json_target, csv_target, jobs_target, html_target, memory_target]
     check_outputs(targets, plot_target)
     # A table that learns on may be written to the file that it was read from.
@@ -164,8 +167,9 @@ def _run(
     workload, chosen = run.fitting(whole, quiet=quiet), run.cluster
     if measured is not None:
         check_window(measured, len(workload))
-    tasks = [Task(workload, chosen, policy) for policy in policies]
-    with task_progress([(policy, len(workload)) for policy in policies], quiet=quiet) as report:
+    tasks = _tasks(workload, chosen, policies, run.ways)
+    names = [task.name or task.policy for task in tasks]
+    with task_progress([(name, len(workload)) for name in names], quiet=quiet) as report:
         outcome = run_all(tasks, settings, processes=processes, on_progress=report)
     results = outcome.done
     if results and not single and (past := as_it_ran(workload, taken_at(workload, chosen))) is not None:
@@ -180,18 +184,32 @@ def _run(
                 file.write(results[0].saved)
             if not quiet and memory_target != "-":
                 click.echo(f"wrote {memory_target}", err=True)
-    for policy, error in zip(policies, outcome.errors, strict=True):
+    for name, error in zip(names, outcome.errors, strict=True):
         if error is not None:
-            click.echo(f"gpuloom: policy {policy}: {error}", err=True)
+            click.echo(f"gpuloom: policy {name}: {error}", err=True)
     if outcome.interrupted:
         ended = sum(not result.interrupted for result in results)
-        of = are(len(policies), "simulation", ("was", "were"))
+        of = are(len(tasks), "simulation", ("was", "were"))
         click.echo(f"interrupted: {ended} of {of} complete", err=True)
     failed = [error for error in outcome.errors if error is not None]
     if failed:
         sys.exit(max(error.exit_code for error in failed))
     if outcome.interrupted:
         sys.exit(1)
+
+
+def _tasks(workload: Any, cluster: Any, policies: list[str], ways: tuple[str, ...]) -> list[Any]:
+    """Every policy with every way in which jobs make way; of several ways each is named, all but the plain restart."""
+    from gpuloom.sim.runner import Task
+    from gpuloom.sim.suspend import RESTART
+
+    return [
+        Task(
+            workload, cluster, policy, {"preempt": way}, "" if way == RESTART or len(ways) == 1 else f"{policy}, {way}"
+        )
+        for policy in policies
+        for way in ways
+    ]
 
 
 def _write(

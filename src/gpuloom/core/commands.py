@@ -9,10 +9,14 @@ from gpuloom.core.decision import Placement
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start a job, or start it again from its checkpoint, on these GPUs."""
+    """Start a job, or start it again from its checkpoint, on these GPUs.
+
+    goes_on: it lies suspended there, and goes on where it was.
+    """
 
     job: int
     placement: Placement
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,13 @@ class Placement:
         masks = self.masks
         return masks[0].bit_count() if len(masks) == 1 else sum_ints([mask.bit_count() for mask in masks])
 
+    def slots(self) -> list[tuple[int, int]]:
+        """(node, GPU) of each."""
+        found = []
+        for node, mask in zip(self.nodes, self.masks, strict=True):
+            found += [(node, gpu) for gpu in range(mask.bit_length()) if mask >> gpu & 1]
+        return found
+
 
 Place = tuple[tuple[int, ...], tuple[int, ...]]
 """(nodes, masks) of a placement, whatever its layer."""

@@ -83,6 +83,10 @@ class State:
         spare_s: work that an ended job was expected to have left when it ended, below 0 if it had more than expected;
             0 where it ended as predicted.
         cause: number of the engine step that made the last change.
+
+    Attributes:
+        away: waiting jobs that lie suspended, and the GPUs on which they can go on where they were. moves_on: nodes on
+            which they can do so on other GPUs, too. stay_away: jobs that the executor suspends when they make way.
     """
 
     __slots__ = (
@@ -90,6 +94,7 @@ class State:
         "_held_gpu_s",
         "_model_of",
         "_models",
+        "away",
         "busy_gpus",
         "cause",
         "cause_column",
@@ -105,6 +110,7 @@ class State:
         "held_s_column",
         "idle",
         "layers",
+        "moves_on",
         "owners",
         "placements",
         "rate",
@@ -119,6 +125,7 @@ class State:
         "starts_column",
         "status",
         "status_column",
+        "stay_away",
         "step",
         "unfinished",
         "waiting",
@@ -162,6 +169,9 @@ class State:
         self.unfinished = n
         self.busy_gpus = 0
         self.placements: dict[int, Placement] = {}
+        self.away: dict[int, Placement] = {}
+        self.moves_on = frozenset[int]()
+        self.stay_away = frozenset[int]()
         self._full = [(1 << node.gpus) - 1 for node in cluster.nodes]
         self.free = [list(self._full) for _ in range(layers)]
         """free[layer][node]: mask of GPUs on which the layer is free."""
@@ -177,10 +187,11 @@ class State:
         for name in _COLUMNS:
             getattr(twin, name)[:] = getattr(self, name)
         twin.step, twin.waiting, twin.unfinished = self.step, self.waiting, self.unfinished
-        twin.busy_gpus, twin.placements = self.busy_gpus, dict(self.placements)
+        twin.busy_gpus, twin.placements, twin.away = self.busy_gpus, dict(self.placements), dict(self.away)
         twin.free, twin.idle = [list(layer) for layer in self.free], list(self.idle)
         twin.owners = [[dict(node) for node in layer] for layer in self.owners]
         twin.down = set(self.down)
+        twin.moves_on, twin.stay_away = self.moves_on, self.stay_away
         return twin
 
     # -- reading --------------------------------------------------------------------------------------------
@@ -231,8 +242,13 @@ class State:
         self.cause_column[jobs] = self.step
         self.waiting += len(jobs)
 
-    def start(self, job: int, placement: Placement, now_s: float, overhead_s: float, rate: float) -> None:
+    def start(
+        self, job: int, placement: Placement, now_s: float, overhead_s: float, rate: float, *, anew: bool = True
+    ) -> None:
         """A waiting job takes its GPUs; its work goes on after `overhead_s`.
+
+        Args:
+            anew: it counts as one more start; False: it was suspended there and goes on.
 
         Raises:
             PlanError: a GPU of the placement is not free.
@@ -247,6 +263,10 @@ class State:
         self.rate[job] = rate
         self.run_from_s[job] = now_s
         self.work_from_s[job] = now_s + overhead_s
+        if self.away:
+            self.away.pop(job, None)
+        if not anew:
+            return
         starts = self.starts[job]
         if starts == 0:
             self.first_start_s[job] = now_s
@@ -325,6 +345,16 @@ class State:
         self.waiting += 1
         self.remaining_s[job] = min(left + lost_s, self.workload.duration_s.item(job)) if lost_s else left
         self.rate[job] = 0.0
+
+    def suspended(self, job: int, placement: Placement) -> None:
+        """A waiting job lies suspended: on these GPUs it can go on where it was. Raises InvalidTransition."""
+        self.require(job, "start")
+        self.away[job] = placement
+
+    def give_up(self, job: int, lost_s: float) -> None:
+        """A waiting job can't go on any more where it was suspended; `lost_s` of its work has to be done again."""
+        del self.away[job]
+        self.remaining_s[job] = min(self.remaining_s[job] + lost_s, self.workload.duration_s.item(job))
 
     def vacate(self, job: int, now_s: float) -> None:
         """First half of a resize: the running job's GPUs become free; `resize` has to follow."""

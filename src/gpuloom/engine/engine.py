@@ -16,6 +16,7 @@ from gpuloom.core.sums import sum_floats, sum_ints
 from gpuloom.engine.check import PlanCheck, checked_answer
 from gpuloom.engine.ports import CommandSink
 from gpuloom.engine.progress import Progress
+from gpuloom.engine.suspending import Suspending, goes_on, homed
 from gpuloom.policies.base import Policy
 
 
@@ -28,6 +29,8 @@ class Engine:
         checkpoint_s: a job that loses its node falls back to its last checkpoint, one every so many seconds
             of its work; 0: nothing is lost.
         memory_stays: see `Snapshot.memory_stays`; no plan may then put jobs of unknown memory beside others.
+        saves: whether jobs save before they make way; else they fall back to their last checkpoint, too.
+        suspending: jobs that make way are suspended where they may be; None: the executor knows how they make way.
     """
 
     def __init__(
@@ -41,11 +44,16 @@ class Engine:
         checkpoint_s: float = 0.0,
         memory: Any = None,
         memory_stays: bool = False,
+        saves: bool = True,
+        suspending: Suspending | None = None,
     ) -> None:
         self.state, self.policy, self.progress, self.executor = state, policy, progress, executor
-        policy.cache = None  # caches of an earlier run are of no use
+        policy.forget()  # of an earlier run
         self.charge_every_step, self.checkpoint_s = charge_every_step, checkpoint_s
-        self.snapshot = Snapshot(state, progress.restart_overhead_s, progress.resize_overhead_s)
+        again_s = progress.restart_overhead_s if saves else progress.restart_overhead_s + checkpoint_s / 2
+        if suspending is not None:
+            again_s = suspending.again_s(again_s)
+        self.snapshot = Snapshot(state, again_s, progress.resize_overhead_s)
         self.snapshot.memory_stays = memory_stays
         self.memory = memory if memory is not None else policy.new_memory(state.workload, state.cluster)
         sharing = progress.sharing
@@ -57,6 +65,9 @@ class Engine:
             resizes=policy.resizes,
             in_groups=self._together,
         )
+        self._saves, self._suspending = saves, suspending
+        if suspending is not None:
+            state.moves_on = frozenset(suspending.moves)
         self._step_overhead_s = progress.restart_overhead_s.copy() if charge_every_step else None
         self._arrived: list[int] = []
         self._finished: list[int] = []
@@ -107,6 +118,8 @@ class Engine:
                 state.stop(job, now_s, lost_s=self._lost(job, now_s))
                 self._evicted.append(job)
                 commands.append(Stop(job))
+            for job in [job for job, place in state.away.items() if node in place.nodes]:
+                self._give_up(job, now_s)
             state.node_down(node)
             self._changed[node] = None
         for job in arrived:
@@ -150,11 +163,14 @@ class Engine:
         if decision is NOTHING:
             return math.inf
         if decision.run or decision.wait:
+            if self.state.away and (better := homed(self.state, decision)) is not decision:
+                decision = better
+                self.policy.forget()  # it knows of the GPUs that it gave
             self._apply(decision, now_s)
         return decision.wake_at_s
 
     def _apply(self, decision: Decision, now_s: float) -> None:
-        state, overhead_of = self.state, self.progress.overhead_of
+        state, overhead_of, suspending = self.state, self.progress.overhead_of, self._suspending
         commands: list[Command] = []
         touched: set[int] = set()
         on: dict[Place, list[tuple[int, int]]] = {}
@@ -167,6 +183,8 @@ class Engine:
             if self.policy.resizes
             else {}
         )
+        costs: dict[int, float] = {}
+        """Seconds until jobs do work, where that is not what a start costs."""
         places: set[Place] = set()
         for job in stops:
             if shared:
@@ -174,7 +192,7 @@ class Engine:
             if job in resized:
                 state.vacate(job, now_s)
             else:
-                state.stop(job, now_s)
+                self._make_way(job, now_s, moves=job in decision.run)
                 commands.append(Stop(job))
         self.moves += len(moved) - len(resized)
         self.resizes += len(resized)
@@ -188,8 +206,18 @@ class Engine:
             if job in resized:
                 continue
             overhead = 0.0 if self.charge_every_step else overhead_of[job]
-            state.start(job, placement, now_s, overhead, self.progress.solo_rate(job, placement))
-            commands.append(Start(job, placement))
+            resumes = job in state.away and goes_on(state, job, placement)
+            if suspending is not None:
+                wait_s = max(suspending.free_from_s(placement) - now_s, 0.0)
+                if resumes:
+                    overhead = suspending.back_s(job, placement)
+                    suspending.dropped(job, placement)
+                elif job in state.away:
+                    self._give_up(job, now_s)
+                costs[job] = overhead = overhead + wait_s
+            rate = self.progress.solo_rate(job, placement)
+            state.start(job, placement, now_s, overhead, rate, anew=not resumes)
+            commands.append(Start(job, placement, resumes))
         if shared:
             places.update([place_of(placement) for placement in decision.run.values()])
             on = {place: self._on(place) for place in places}
@@ -197,7 +225,7 @@ class Engine:
                 touched.update([job for _, job in everyone])
             if self._together and not self.charge_every_step:
                 works_from_s = {
-                    place: now_s + sum_floats([overhead_of[other] for _, other in everyone])
+                    place: now_s + sum_floats([costs.get(other, overhead_of[other]) for _, other in everyone])
                     for place, everyone in on.items()
                 }
                 for job, placement in decision.run.items():
@@ -208,6 +236,25 @@ class Engine:
         if touched:
             self._retime(touched, now_s, commands, on)
         self.executor.apply(commands, now_s)
+
+    def _make_way(self, job: int, now_s: float, *, moves: bool) -> None:
+        """A running job stops, and is suspended where that can be and it does not go elsewhere at once."""
+        state, suspending = self.state, self._suspending
+        placement = state.placements[job]
+        state.stop(job, now_s, lost_s=0.0 if self._saves else self._lost(job, now_s))
+        if moves:
+            return
+        if suspending is not None and suspending.may(job, placement):
+            suspending.leaves(job, placement, now_s)
+            state.suspended(job, placement)
+        elif job in state.stay_away:
+            state.suspended(job, placement)
+
+    def _give_up(self, job: int, now_s: float) -> None:
+        """A suspended job begins anew from its last checkpoint."""
+        if self._suspending is not None:
+            self._suspending.dropped(job, self.state.away[job])
+        self.state.give_up(job, self._lost(job, now_s))
 
     def _rest(self, job: int, node: int) -> Placement | None:
         """The largest size that an elastic job has left without this node; None: it stops, as any other job does.

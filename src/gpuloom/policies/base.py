@@ -204,6 +204,10 @@ class Policy(Capabilities, ABC):
         """It may stop running jobs: for others, or to move them."""
         return self.traits.preempts or self.moves_running
 
+    def forget(self) -> None:
+        """Drop what it keeps between calls for speed alone: what it knows of is no longer so."""
+        self.cache = None
+
     def twin(self) -> Policy:
         """Another object of the same policy, with caches of its own: what it decides does not touch this one."""
         twin = copy(self)

@@ -128,7 +128,7 @@ class SimExecutor:
                 continue
             if isinstance(command, Start):
                 self.age.leave(job)
-                if state.starts[job] > 1:
+                if state.starts[job] > 1 and not command.goes_on:
                     self.restarts += 1
                 if self._log is not None:
                     self._log.begin(job, command.placement, now_s)

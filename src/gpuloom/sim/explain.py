@@ -22,6 +22,7 @@ from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.sums import sum_floats
 from gpuloom.core.workload import Speeds, Workload
 from gpuloom.engine.progress import Progress
+from gpuloom.engine.suspending import goes_on, homed
 from gpuloom.facts.gpus import HOUR_S, price_usd_per_hour, with_known_memory
 from gpuloom.facts.speeds import with_speeds
 from gpuloom.placement.pool import pools_of
@@ -87,7 +88,8 @@ class Company:
 class Step:
     """What happened to the job at a moment.
 
-    what: submit, start, restart, move, resize, stop, rise (in its policy's queues), lose (its node failed), end.
+    what: submit, start, restart, resume (where it was suspended), move, resize, stop, rise (in its policy's queues),
+        lose (its node failed), end.
     company: who else is on its GPUs from then on.
     """
 
@@ -180,8 +182,11 @@ class Watched(Policy):
         self._sharing: Sharing | None = None
         self._facts: bool | None = None
 
+    def forget(self) -> None:
+        self._policy.forget()
+
     def new_memory(self, workload: Workload, cluster: Cluster) -> Any:
-        self._policy.cache = None
+        self._policy.forget()
         ids = workload.job_ids
         self.job = int(self.job_id) if ids is None else ids.index(self.job_id) if self.job_id in ids else -1
         if self.job < 0:
@@ -211,11 +216,16 @@ class Watched(Policy):
         starts = snapshot.starts(job)
         before = dict(snapshot.placements) if len(self._shapes.shapes) else {}
         decision, memory = self._policy.decide(snapshot, memory)
+        if (better := homed(snapshot._state, decision)) is not decision:  # as the engine will have it
+            decision = better
+            self._policy.forget()
         why = decision.why.get(job)
         placement = decision.run.get(job)
         if placement is not None:
             if held is None:
-                what = "restart" if starts else "start"
+                away = job in snapshot._state.away
+                resumes = away and goes_on(snapshot._state, job, placement)
+                what = "resume" if resumes else "restart" if starts else "start"
             else:
                 what = "resize" if self.resizes and is_resize(held, placement) else "move"
             waited_s = now_s - self._since_s if held is None else 0.0

@@ -86,6 +86,8 @@ class SimResult:
     timeline: Timeline
     segments: Segments | None
     node_names: tuple[str, ...]
+    suspensions: int = 0
+    """Times a running job was suspended with all it had on its GPUs."""
     notes: tuple[str, ...] = ()
     """What readers should know before they trust the figures."""
     window: tuple[int, int] | None = None
@@ -120,6 +122,7 @@ class SimResult:
             "restarts",
             "moves",
             "resizes",
+            "suspensions",
             "events",
             "finished",
             "interrupted",

@@ -7,8 +7,8 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -25,11 +25,23 @@ _PATIENCE_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One simulation to run."""
+    """One simulation to run.
+
+    more: its own settings, beside those of all. name: of its result; "": the policy's.
+    """
 
     workload: Workload
     cluster: Cluster
     policy: str
+    more: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+
+    def run(self, settings: Mapping[str, Any], on_progress: Callable[[int, int], None]) -> SimResult:
+        """Simulate it. Raises what `simulate` raises."""
+        result = simulate(
+            self.workload, self.cluster, self.policy, on_progress=on_progress, **{**settings, **self.more}
+        )
+        return replace(result, policy=self.name) if self.name else result
 
 
 @dataclass(slots=True)
@@ -73,13 +85,7 @@ def run_all(
 def _run_here(tasks: Sequence[Task], settings: dict[str, Any], outcome: Outcome, report: OnTask) -> None:
     for index, task in enumerate(tasks):
         try:
-            result = simulate(
-                task.workload,
-                task.cluster,
-                task.policy,
-                on_progress=lambda done, jobs, index=index: report(index, done, jobs),  # type: ignore[misc]
-                **settings,
-            )
+            result = task.run(settings, lambda done, jobs, index=index: report(index, done, jobs))  # type: ignore[misc]
         except GpuloomError as error:
             outcome.errors[index] = error
             continue
@@ -115,7 +121,7 @@ def _work(task: Task, settings: dict[str, Any], pipe: Connection, others: Sequen
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
         for end in others:
             end.close()
-        message = ("result", simulate(task.workload, task.cluster, task.policy, on_progress=on_progress, **settings))
+        message = ("result", task.run(settings, on_progress))
         # The result is complete: a further Ctrl-C must not tear it on its way.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     except GpuloomError as error:

@@ -42,6 +42,7 @@ from gpuloom.sim.executor import EveryStepExecutor, SegmentLog, SimExecutor
 from gpuloom.sim.failures import Failure, Outages, RandomOutages
 from gpuloom.sim.overheads import restart_overheads_s
 from gpuloom.sim.result import SimResult, Timeline
+from gpuloom.sim.suspend import Restart, Suspend, Suspended, parse_preempt
 
 DEFAULT_INTERVAL_S = 360.0
 _MOST_AT_A_MOMENT = 1000
@@ -55,10 +56,13 @@ class Settings:
     schedule: 'events' or 'rounds'.
     restart_overhead_s: what every start costs; None: by the trace or the job's model (see `overheads`).
     resize_overhead_s: what a change of a running job's size costs; None: as much as a start.
+    preempt: how jobs make way for others: 'restart' (they save, and begin anew at the cost of a start), 'kill' (they
+        begin anew from their last checkpoint), or 'suspend' (with all they have on their GPUs: `suspend.Suspend`).
     seed: of everything random (failures, AntMan's job classes).
     compat: None or the name of another simulator whose semantics to use ('muri').
     failures: nodes out of service. mtbf_s, repair_s: or random ones, per node.
-    checkpoint_s: a job that loses its node falls back to a multiple of this much work; 0: loses nothing.
+    checkpoint_s: a job that loses its node, is killed, or can't go on where it was suspended, falls back to a multiple
+        of this much work; 0: loses nothing.
     record_segments: keep who ran where and when (for the Gantt chart and for checks).
     skip_impossible: leave out jobs that can never be placed, instead of refusing the trace.
     parameters: values of policy parameters, for every policy that has them; a policy's written form goes before.
@@ -68,6 +72,7 @@ class Settings:
     schedule: str = "events"
     restart_overhead_s: float | None = None
     resize_overhead_s: float | None = None
+    preempt: str = "restart"
     seed: int = 0
     compat: str | None = None
     failures: tuple[Failure, ...] = ()
@@ -88,6 +93,13 @@ class Settings:
         for what, overhead in (("restart", self.restart_overhead_s), ("resize", self.resize_overhead_s)):
             if overhead is not None and not (math.isfinite(overhead) and overhead >= 0):
                 raise InputError(f"the {what} overhead is {overhead}, must be 0 or more seconds")
+        way = parse_preempt(self.preempt)
+        if way != Restart() and self.compat is not None:
+            raise InputError(f"--compat {self.compat} has jobs save and start again; it can't be used with {way}")
+        if way == Restart(saves=False) and self.checkpoint_s == 0:
+            raise InputError(
+                "jobs that are killed go back to their last checkpoint: --checkpoint TIME says how far apart these are"
+            )
         for name, value in (("mean time between failures", self.mtbf_s), ("mean repair time", self.repair_s)):
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise InputError(f"the {name} is {value}, must be above 0 seconds")
@@ -241,6 +253,8 @@ class Simulation:
         else:
             self.state, self.executor, progress = begin.state, begin.executor, begin.progress
             self.now_s = begin.now_s
+        way = parse_preempt(settings.preempt)
+        self.suspended = Suspended(workload, cluster, way) if isinstance(way, Suspend) else None
         self.engine = Engine(
             self.state,
             policy,
@@ -250,6 +264,8 @@ class Simulation:
             checkpoint_s=settings.checkpoint_s,
             memory=None if begin is None else begin.memory,
             memory_stays=begin is not None and begin.memory_stays,
+            saves=way != Restart(saves=False),
+            suspending=self.suspended,
         )
         if begin is not None:
             self.engine.snapshot.fixed = begin.fixed
@@ -448,6 +464,7 @@ class Simulation:
             restarts=self.executor.restarts,
             moves=self.engine.moves,
             resizes=self.engine.resizes,
+            suspensions=0 if self.suspended is None else self.suspended.times,
             events=self.events,
             finished=len(done),
             interrupted=interrupted,
@@ -456,6 +473,7 @@ class Simulation:
                 "schedule": settings.schedule,
                 "restart_overhead_s": settings.restart_overhead_s,
                 "resize_overhead_s": settings.resize_overhead_s,
+                "preempt": settings.preempt,
                 "seed": settings.seed,
                 "compat": settings.compat,
                 "mtbf_s": settings.mtbf_s,
@@ -475,5 +493,6 @@ class Simulation:
             timeline=timeline,
             segments=self.log.close(self.now_s) if self.log is not None else None,
             node_names=tuple(node.name for node in self.cluster.nodes),
+            notes=() if self.suspended is None else tuple(self.suspended.notes(workload)),
             saved=self.policy.saved(self.engine.memory),
         )

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from gpuloom.core.errors import InputError
-from gpuloom.core.job import Allocation, Attempt, DeviceKind, EndReason, Job, Phase
+from gpuloom.core.job import Allocation, Attempt, EndReason, Job, Phase
 from gpuloom.core.share_class import is_pair
 from gpuloom.core.spec import OnPreempt, Spec
 from gpuloom.executors.gangs import Gangs
@@ -253,7 +253,7 @@ class Dispatch:
             blocked=[number for number in queued if blocked(jobs[number], jobs, now)],
             most=policy.max_jobs_per_gpu if shares_gpus(nodes.values()) else 1,
             pair=self._may_pair if policy.pairs else None,
-            moves={name for name, node in nodes.items() if node.kind == DeviceKind.CPU},
+            moves=self.planning.scene.moves,
             starts=allowed,
         )
         begin: list[int] = []

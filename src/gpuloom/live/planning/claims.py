@@ -308,6 +308,11 @@ class Claims:
         """The GPUs where its run is, or will be once it has thawed. Raises KeyError: no run is open."""
         return self._holds[job].allocation
 
+    def stands(self, job: int) -> Allocation | None:
+        """The GPUs on which its run stands still, or will; None: none of it does."""
+        hold = self._holds.get(job)
+        return hold.allocation if hold is not None and hold.state in (State.FREEZING, State.FROZEN) else None
+
     def target(self, job: int) -> Allocation | None:
         """The GPUs to which a job is on its way: those that it was given, or on which it thaws."""
         given = self._grants.get(job)

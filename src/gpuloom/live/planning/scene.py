@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpuloom.core.book import Book
-from gpuloom.core.job import Allocation, Job, gpus_in
+from gpuloom.core.job import Allocation, DeviceKind, Job, gpus_in
 from gpuloom.core.pace import Pace
 from gpuloom.live.planning.claims import Claims
 from gpuloom.live.planning.estimates import Estimate, Estimates, left_s, like_of
@@ -63,6 +63,11 @@ class Scene:
     def open_slots(self) -> set[Slot]:
         """GPUs that may be given away or are, now."""
         return open_slots(node for node in self.book.nodes.values() if node.name not in self.shut)
+
+    @property
+    def moves(self) -> set[str]:
+        """Nodes on which a job that stands still can go on in other slots than its own."""
+        return {name for name, node in self.book.nodes.items() if node.kind == DeviceKind.CPU}
 
     @property
     def preempts(self) -> bool:

@@ -22,6 +22,7 @@ from gpuloom.core.job import ENDED, Allocation, Job, Phase, gpus_in
 from gpuloom.core.pairs import Apart
 from gpuloom.core.profile import Profiles
 from gpuloom.core.snapshot import Measured, Speed
+from gpuloom.core.spec import OnPreempt
 from gpuloom.core.state import State
 from gpuloom.core.workload import I4, Workload
 from gpuloom.engine.engine import Engine
@@ -85,6 +86,8 @@ class Collector:
 
 
 NEVER_APART = Apart()
+FREEZES = frozenset({OnPreempt.FREEZE, OnPreempt.SUSPEND})
+"""Jobs that make way where they are, and go on there."""
 RANK_S = 1e8
 """A rank counts as much earlier: three years."""
 
@@ -119,6 +122,8 @@ class World:
         going: Mapping[int, Speed] = MappingProxyType({}),
         freed: Collection[str] = (),
         apart: Apart = NEVER_APART,
+        frozen: Mapping[int, Allocation] = MappingProxyType({}),
+        moves: Collection[str] = (),
     ) -> None:
         """eligible: those that wait; met: those that the policy knows. fixed: of `placed`, those that
         stay as they are. left: jobs (of `jobs`) that have ended since the world before this one: the policy has not
@@ -126,7 +131,8 @@ class World:
         they count as submitted long before. measured: of `left`, iterations per second of those that reported them.
         going: the same of `placed`.
         freed: nodes on which jobs that go on have lost GPUs.
-        apart: groups that did not pay."""
+        apart: groups that did not pay.
+        frozen: where jobs stand still and can go on. moves: nodes on which those go on in any slots."""
         ordered = sorted(jobs, key=lambda job: (-rank.get(job.id, 0), job.submitted_s, job.id))
         columns = roster.columns(ordered, profiles if profiles.own else ())
         self.fleet, self.policy = fleet, policy
@@ -184,6 +190,11 @@ class World:
         value = self._carried(memory, cluster)
         self.engine = Engine(self.state, policy, progress, self.collector, memory=value, memory_stays=True)
         self.engine.snapshot.fixed = frozenset(self.row_of[job] for job in fixed)
+        self.state.moves_on = frozenset([at for at, name in enumerate(fleet.names) if name in moves])
+        self.state.stay_away = frozenset([row for row, job in enumerate(ordered) if job.spec.on_preempt in FREEZES])
+        for number in ((eligible & met) - self.unplaceable - placed.keys()) & frozen.keys():
+            if (where := fleet.placement(frozen[number])) is not None:
+                self.state.suspended(self.row_of[number], where)
         self._measured = {self.row_of[number]: speed for number, speed in measured.items() if number in self.row_of}
         self._going = {self.row_of[number]: speed for number, speed in going.items() if number in self.row_of}
         self.engine.snapshot.measured = Measured(self._measured, self._going, lambda row: alike(ordered[row]))

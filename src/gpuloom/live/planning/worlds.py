@@ -167,6 +167,8 @@ class Worlds:
             going={n: self.going[n] for n in placements if n in self.going},
             freed=self.freed,
             apart=self.apart(),
+            frozen={n: where for n in waiting if (where := self.scene.claims.stands(n)) is not None},
+            moves=self.scene.moves,
         )
         if aside is not None:
             return world, {}

@@ -239,8 +239,11 @@ class _Inside(Policy):
 
     def __init__(self, text: str) -> None:
         self.policy = policy = load_policy(text)
-        policy.cache = None
+        policy.forget()
         self.stands_for(policy)
+
+    def forget(self) -> None:
+        self.policy.forget()
 
     def new_memory(self, workload: Workload, cluster: Any) -> Any:
         return self.policy.new_memory(workload, cluster)
