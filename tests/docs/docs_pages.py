@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from markdown_it import MarkdownIt
@@ -60,10 +61,15 @@ class Block:
         return ""
 
 
+_STRUCTURE = MarkdownIt("commonmark").disable("inline")
+"""Paragraphs as they are written: what is in a line does not matter, and takes most of the time."""
+
+
+@cache
 def blocks(path: Path) -> list[Block]:
     """The fenced blocks of a document, in order."""
     found, above = [], ""
-    for token in MarkdownIt("commonmark").parse(path.read_text()):
+    for token in _STRUCTURE.parse(path.read_text()):
         if token.type == "fence":
             assert token.map is not None
             found.append(Block(token.map[0] + 1, token.info.split(" ")[0], token.content, above))
