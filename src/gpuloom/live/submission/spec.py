@@ -172,7 +172,7 @@ class JobSpec(BaseModel):
         max_length=30,
         pattern=r"^\s*[0-9]{1,9}\s*-\s*[0-9]{1,9}\s*$",
         description="Fewest and most replicas (1-8): policies that resize jobs change their number while it runs. It "
-        "saves, ends and starts again with the new ones.",
+        "saves, ends and starts again with the new ones; in pods those that stay train on, where torchrun starts it.",
     )
     replica_gpus: int | None = Field(
         None, strict=True, ge=1, le=1_000_000, description="GPUs of one replica of an elastic job; by default 1."
