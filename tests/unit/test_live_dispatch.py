@@ -152,6 +152,32 @@ def test_who_froze_goes_on_where_it_was() -> None:
     assert told.events("attempt.thawed") == [{"allocation": [["here", [0]]]}]
 
 
+@pytest.mark.parametrize(("keeps", "way"), [(False, "checkpoint"), (True, "checkpoint"), (False, "freeze")])
+def test_policies_are_told_what_a_stop_costs_a_job_that_keeps_nothing(keeps: bool, way: str) -> None:
+    """After an attempt of which nothing was kept it would do all again that it has done since it started."""
+    told = Told(gpus=1, policy="srtf")
+    told.live.submit({"gpus": 1, "estimate": 1000.0, "retries": 1, "on_preempt": way})
+    told.live.later(200.0)
+    run = told.live.scheduler.book.attempts[1].run
+    if keeps:
+        told.live.submit({"gpus": 1, "estimate": 10.0})
+        told.live.later(60.0)
+        assert ("stop", "1.1") in [message[:2] for message in told.take()]  # it ends with 85: it has saved
+        told.live.end(told.live.scheduler.book.attempts[2].run)
+    else:
+        told.live.end(run, 1)
+    told.live.later(100.0)
+    (other,) = told.live.submit({"gpus": 1, "estimate": 5000.0})  # the policy's world is built anew
+    world = told.live.scheduler.planning.worlds.now
+    assert world is not None
+    snapshot, row = world.engine.snapshot, world.row_of[1]
+    ran_s = told.live.now_s - told.live.scheduler.book.attempts[1].since_s
+    assert ran_s > 50.0
+    lost_s = 0.0 if keeps or way == "freeze" else ran_s
+    assert snapshot.again_s[row] == pytest.approx(snapshot.restart_overhead_s[row] + lost_s)
+    assert snapshot.again_s[world.row_of[other]] == snapshot.restart_overhead_s[row]
+
+
 @pytest.mark.parametrize("anew", [False, True])
 def test_who_froze_gets_its_own_gpu_back_though_another_one_comes_first(anew: bool) -> None:
     """A policy takes the first free GPU; on another one than its own a job would have to begin anew."""

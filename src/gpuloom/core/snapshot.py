@@ -62,6 +62,7 @@ class Snapshot:
 
     __slots__ = (
         "_state",
+        "again_s",
         "arrived",
         "cluster",
         "evicted",
@@ -86,6 +87,7 @@ class Snapshot:
         state: State,
         restart_overhead_s: NDArray[np.float64],
         resize_overhead_s: NDArray[np.float64] | None = None,
+        again_s: NDArray[np.float64] | None = None,
     ) -> None:
         self._state = state
         self.workload: Workload = state.workload
@@ -109,6 +111,9 @@ class Snapshot:
         self.placements = MappingProxyType(state.placements)
         self.restart_overhead_s = floats(restart_overhead_s).toreadonly()
         """Seconds that a (re)start of each job costs."""
+        self.again_s = self.restart_overhead_s if again_s is None else floats(again_s).toreadonly()
+        """Seconds that stopping each job costs it: a start, and work that it then does again at most; or its way out of
+        the GPUs and back, where it is suspended."""
         self.resize_overhead_s = (
             self.restart_overhead_s if resize_overhead_s is None else floats(resize_overhead_s).toreadonly()
         )

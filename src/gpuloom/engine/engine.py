@@ -50,10 +50,10 @@ class Engine:
         self.state, self.policy, self.progress, self.executor = state, policy, progress, executor
         policy.forget()  # of an earlier run
         self.charge_every_step, self.checkpoint_s = charge_every_step, checkpoint_s
-        again_s = progress.restart_overhead_s if saves else progress.restart_overhead_s + checkpoint_s / 2
+        again_s = progress.restart_overhead_s if saves else progress.restart_overhead_s + checkpoint_s
         if suspending is not None:
             again_s = suspending.again_s(again_s)
-        self.snapshot = Snapshot(state, again_s, progress.resize_overhead_s)
+        self.snapshot = Snapshot(state, progress.restart_overhead_s, progress.resize_overhead_s, again_s)
         self.snapshot.memory_stays = memory_stays
         self.memory = memory if memory is not None else policy.new_memory(state.workload, state.cluster)
         sharing = progress.sharing

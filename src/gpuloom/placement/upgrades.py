@@ -252,7 +252,7 @@ class Upgrades:
             layers = [decision.run[job].layer for job in jobs]
             left_s = [0.0] * len(jobs)
             return _Mover(jobs, layers, place, gpus, pool, wants, 0.0, left_s, ready=True, starts=True)
-        placements, overhead_s = snapshot.placements, snapshot.restart_overhead_s
+        placements, overhead_s = snapshot.placements, snapshot.again_s
         lasts_s = [snapshot.predicted_end_s(job) - now_s if self._known else snapshot.held_s(job) for job in jobs]
         if len(jobs) == 1:
             job = jobs[0]

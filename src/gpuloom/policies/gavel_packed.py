@@ -197,7 +197,7 @@ class PackedRounds(Cluster):
         placed: set[int] = set()
         for place, jobs in running.items():
             # Where starts take longer than rounds nobody would ever end.
-            if any(snapshot.now_s - snapshot.works_from_s(job) < snapshot.restart_overhead_s[job] for job in jobs):
+            if any(snapshot.now_s - snapshot.works_from_s(job) < snapshot.again_s[job] for job in jobs):
                 self._add(tuple(jobs), Placement(*place), groups, places, placed)
                 rooms[self._pool_of_node[place[0][0]]].claim(Placement(*place))
         jobs_here = np.array(list(self.present), dtype=np.intp)

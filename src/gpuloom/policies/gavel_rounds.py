@@ -215,7 +215,7 @@ class Rounds(Cluster):
         chosen: dict[int, int] = {}
         for job in self.where:
             # Where starts take longer than rounds nobody would ever end.
-            if snapshot.now_s - snapshot.works_from_s(job) < snapshot.restart_overhead_s[job]:
+            if snapshot.now_s - snapshot.works_from_s(job) < snapshot.again_s[job]:
                 chosen[job] = pool = on.item(job)
                 free[pool] -= self.gpus(job)
         for job, pool in pairs:

@@ -184,7 +184,7 @@ class GpuAllocator:
         weight = np.array([self._weight(job) for job in jobs])[:, None]
         cost_s = np.array([snapshot.resize_overhead_s[job] for job in jobs])[:, None]
         if self._options.models > 1:
-            restart = np.array([snapshot.restart_overhead_s[job] for job in jobs])[:, None]
+            restart = np.array([snapshot.again_s[job] for job in jobs])[:, None]
             here = self._options.model[None, :] == self._options.model[present][:, None]
             cost_s = np.where(here, cost_s, restart)
         most_s = max(self._horizon_s, quiet_s)

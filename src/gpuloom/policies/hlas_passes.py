@@ -34,7 +34,7 @@ class HlasPasses:
         self.memory, self._options = memory, options
         shapes = shapes_of(workload, cluster)
         self._gpus = ints(workload.gpus)
-        self._overhead = snapshot.restart_overhead_s
+        self._overhead = snapshot.again_s
         weight = snapshot.workload.weight
         self._weight = floats(np.ones(len(snapshot.workload)) if weight is None else weight)
         self._performance = performance_of(cluster, options)

@@ -60,6 +60,7 @@ class BesideView(Snapshot):
         self._state = real._state
         self.cluster, self.workload = real.cluster, real.workload
         self.restart_overhead_s, self.resize_overhead_s = real.restart_overhead_s, real.resize_overhead_s
+        self.again_s = real.again_s
         self._seen: dict[int, Placement] = {}
         self.placements = MappingProxyType(self._seen)
         self.hidden: set[int] = set()

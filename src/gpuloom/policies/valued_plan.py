@@ -263,7 +263,7 @@ class Planner:
         on, beside = np.full(len(jobs), -1, dtype=np.intp), np.full(len(jobs), -1, dtype=np.intp)
         starts = np.zeros(len(jobs))
         for job, place in at.items():
-            starts[place] = min(snapshot.restart_overhead_s[job] / self._horizon_s, 1.0)
+            starts[place] = min(snapshot.again_s[job] / self._horizon_s, 1.0)
             if job in held:
                 on[place] = self._pool_of_node[held[job].nodes[0]]
         for members in together:
@@ -514,7 +514,7 @@ class Planner:
     def _held(self, snapshot: Snapshot, jobs: Jobs) -> _Held:
         """`jobs`: those that run come first, in their order."""
         pools = [self._pool_of_node[place.nodes[0]] for place in snapshot.placements.values()]
-        start_s = snapshot.restart_overhead_s
+        start_s = snapshot.again_s
         return self._held_at(pools, [start_s[job] for job in jobs[: len(pools)].tolist()])
 
     def _held_at(self, pools: list[int], start_s: list[float]) -> _Held:

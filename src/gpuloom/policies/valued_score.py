@@ -47,7 +47,7 @@ class Score:
         own: bool = False,
     ) -> None:
         self._own = own
-        self._start_s, self._held, self._horizon_s = snapshot.restart_overhead_s, snapshot.placements, horizon_s
+        self._start_s, self._held, self._horizon_s = snapshot.again_s, snapshot.placements, horizon_s
         self._pool_of_node, self._anywhere = pool_of_node, speed is None
         self._same = {(frozenset(members), self._kind_of(nodes[0])) for (nodes, _), members in together.items()}
         self._once_s = float("inf") if speed is None else _ONCE * horizon_s

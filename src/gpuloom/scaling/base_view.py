@@ -76,6 +76,7 @@ class BaseView(Snapshot):
     """What the base policy sees. Call `sync` before every `decide`. A GPU is free in it if no job has it."""
 
     __slots__ = (
+        "_again_s",
         "_base_placements",
         "_elastic",
         "_free",
@@ -106,6 +107,8 @@ class BaseView(Snapshot):
         """Jobs that run elsewhere but lost their home: in this view they wait."""
         self._restart_s = np.array(real.restart_overhead_s, dtype=np.float64)
         self.restart_overhead_s = floats(self._restart_s).toreadonly()
+        self._again_s = np.array(real.again_s, dtype=np.float64)
+        self.again_s = floats(self._again_s).toreadonly()
         self.resize_overhead_s = real.resize_overhead_s
         self._remaining = sizes.base_speed
         self._pool_of = pool_of_node(real.cluster)
@@ -125,10 +128,13 @@ class BaseView(Snapshot):
         """A job loses by a restart what it does meanwhile: told in seconds of its speed at home, that is the more the
         more GPUs it has borrowed."""
         np.copyto(self._restart_s, np.asarray(self.real.restart_overhead_s))
+        np.copyto(self._again_s, np.asarray(self.real.again_s))
         for job in self._base_placements:
             home = self._home_rate(job) if self._elastic[job] else 0.0
             if home > 0.0:
-                self._restart_s[job] *= max(self.real.rate(job) / home, 1.0)
+                faster = max(self.real.rate(job) / home, 1.0)
+                self._restart_s[job] *= faster
+                self._again_s[job] *= faster
 
     # -- what Lending writes --------------------------------------------------------------------------------
 

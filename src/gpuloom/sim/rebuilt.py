@@ -108,7 +108,7 @@ def _compacted(snapshot: Snapshot, policy: Policy) -> tuple[np.ndarray[Any, Any]
     )
     overhead = np.array(snapshot.restart_overhead_s)[rows]
     resize = np.array(snapshot.resize_overhead_s)[rows]
-    world = Snapshot(twin, overhead, resize)
+    world = Snapshot(twin, overhead, resize, np.array(snapshot.again_s)[rows])
     world.now_s, world.may_preempt = snapshot.now_s, snapshot.may_preempt
     for name in ("arrived", "finished", "evicted", "resized"):
         setattr(world, name, [new[row] for row in getattr(snapshot, name)])

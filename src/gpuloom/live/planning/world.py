@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from gpuloom.core.cluster import Cluster
+from gpuloom.core.columns import floats
 from gpuloom.core.commands import Command
 from gpuloom.core.job import ENDED, Allocation, Job, Phase, gpus_in
 from gpuloom.core.pairs import Apart
@@ -122,6 +123,7 @@ class World:
         going: Mapping[int, Speed] = MappingProxyType({}),
         freed: Collection[str] = (),
         apart: Apart = NEVER_APART,
+        lost: Mapping[int, float] = MappingProxyType({}),
         frozen: Mapping[int, Allocation] = MappingProxyType({}),
         moves: Collection[str] = (),
     ) -> None:
@@ -132,6 +134,7 @@ class World:
         going: the same of `placed`.
         freed: nodes on which jobs that go on have lost GPUs.
         apart: groups that did not pay.
+        lost: of `placed`, work that a job would have to do again if it were stopped, seconds: policies reckon with it.
         frozen: where jobs stand still and can go on. moves: nodes on which those go on in any slots."""
         ordered = sorted(jobs, key=lambda job: (-rank.get(job.id, 0), job.submitted_s, job.id))
         columns = roster.columns(ordered, profiles if profiles.own else ())
@@ -189,6 +192,10 @@ class World:
         self.collector = Collector()
         value = self._carried(memory, cluster)
         self.engine = Engine(self.state, policy, progress, self.collector, memory=value, memory_stays=True)
+        if lost:
+            again_s = overheads.copy()
+            again_s[[self.row_of[job] for job in lost]] += list(lost.values())
+            self.engine.snapshot.again_s = floats(again_s).toreadonly()
         self.engine.snapshot.fixed = frozenset(self.row_of[job] for job in fixed)
         self.state.moves_on = frozenset([at for at, name in enumerate(fleet.names) if name in moves])
         self.state.stay_away = frozenset([row for row, job in enumerate(ordered) if job.spec.on_preempt in FREEZES])

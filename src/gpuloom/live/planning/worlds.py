@@ -20,9 +20,12 @@ from gpuloom.live.planning.held_gpus import HeldGpus
 from gpuloom.live.planning.roster import Roster
 from gpuloom.live.planning.scene import Scene
 from gpuloom.live.planning.shortage import nothing_to_give, unplaceable
-from gpuloom.live.planning.world import Memory, Placed, World
+from gpuloom.live.planning.world import FREEZES, Memory, Placed, World
 from gpuloom.live.records.fleet import fleet_of, models_of
 from gpuloom.policies.base import Policy
+
+LEAST_HELD_S = 60.0
+"""From this time with GPUs on, earlier attempts of which nothing was kept say that a job keeps nothing."""
 
 
 class Worlds:
@@ -167,6 +170,7 @@ class Worlds:
             going={n: self.going[n] for n in placements if n in self.going},
             freed=self.freed,
             apart=self.apart(),
+            lost={n: has.done_s for n, has in placements.items() if _keeps_nothing(book.jobs[n])},
             frozen={n: where for n in waiting if (where := self.scene.claims.stands(n)) is not None},
             moves=self.scene.moves,
         )
@@ -177,3 +181,8 @@ class Worlds:
         self.measured.clear()
         self.freed.clear()
         return world, {job: unplaceable(book, self.scene.shut, book.jobs[job], world) for job in world.unplaceable}
+
+
+def _keeps_nothing(job: Job) -> bool:
+    """Whether a job that makes way begins anew, as far as is known: of its earlier attempts nothing was kept."""
+    return job.attempts > 1 and job.work_s == 0.0 and job.held_s > LEAST_HELD_S and job.spec.on_preempt not in FREEZES
