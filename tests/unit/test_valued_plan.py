@@ -149,7 +149,7 @@ def score_of(
 ) -> Score:
     """`held`, `value`: of the jobs that run."""
     held = held or {}
-    now: Any = SimpleNamespace(placements=held, restart_overhead_s=snapshot.restart_overhead_s)
+    now: Any = SimpleNamespace(placements=held, again_s=snapshot.again_s)
     jobs = np.array([*held], dtype=np.intp)
     speed, pools = it._speed_by_pool, it._pool_of_node
     return Score(now, together, jobs, np.array(value), it._solo_s, speed, pools, it._horizon_s, own=it._own)

@@ -31,8 +31,7 @@ DEFINITIONS: Mapping[str, str] = MappingProxyType(
         "blocking_index": "Mean over the waiting jobs of time waited / run time that remains (at least 1 s), averaged "
         "over time; 0 while no job waits. High when short jobs wait for long.",
         "utilization": "GPUs held by jobs, as a part of all GPUs, averaged over time.",
-        "restarts": "How often a job that had run before was started again, over all jobs. One that was suspended and "
-        "goes on where it was is not started again.",
+        "restarts": "How often a job that had run before was started again, over all jobs.",
     }
 )
 """By name."""

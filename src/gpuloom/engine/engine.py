@@ -163,9 +163,6 @@ class Engine:
         if decision is NOTHING:
             return math.inf
         if decision.run or decision.wait:
-            if self.state.away and (better := homed(self.state, decision)) is not decision:
-                decision = better
-                self.policy.forget()  # it knows of the GPUs that it gave
             self._apply(decision, now_s)
         return decision.wake_at_s
 
@@ -178,6 +175,10 @@ class Engine:
         moved = [job for job in decision.run if job in state.placements]
         stops = [*decision.wait, *moved]
         self._check.plan(decision, stops)
+        if state.away and (better := homed(state, decision)) is not decision:
+            decision = better
+            self._check.plan(decision, stops)
+            self.policy.forget()  # it knows of the GPUs that it gave
         resized = (
             {job: None for job in moved if is_resize(state.placements[job], decision.run[job])}
             if self.policy.resizes
