@@ -51,7 +51,7 @@ class Live:
         self.settle()
         return [job for group in found for job in group]
 
-    def settle(self, timeout_s: float = 30.0) -> None:
+    def settle(self, timeout_s: float = 150.0) -> None:
         """Wait until the scheduler has nothing left to do now."""
         scheduler = self.scheduler
         until = time.monotonic() + timeout_s

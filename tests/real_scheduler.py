@@ -135,7 +135,7 @@ class Real:
         found = {view["id"]: view["state"] for view in self.client.jobs(ids=list(jobs))}
         return {job: found[job] for job in jobs}
 
-    def in_state(self, state: str, jobs: Sequence[int], count: int | None = None, timeout_s: float = 60.0) -> None:
+    def in_state(self, state: str, jobs: Sequence[int], count: int | None = None, timeout_s: float = 150.0) -> None:
         """Wait until all of these jobs, or `count` of them, are in a state."""
         wanted = len(jobs) if count is None else count
         until(

@@ -86,7 +86,7 @@ def _free_ports(count: int) -> list[int]:
     raise AssertionError("no free ports")
 
 
-def wait(found: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
+def wait(found: Callable[[], Any], what: str, timeout_s: float = 150.0) -> Any:
     """As `until`, for what is asked of programs: not as often."""
     end = time.monotonic() + timeout_s
     while not (value := found()):

@@ -10,7 +10,7 @@ MOST_PAUSE_S = 0.1
 """Between two looks."""
 
 
-def until(found: Callable[[], Any], what: str = "it", timeout_s: float = 60.0) -> Any:
+def until(found: Callable[[], Any], what: str = "it", timeout_s: float = 150.0) -> Any:
     """What is found, once that is true; the time-out is there to end a hang, also on a busy machine."""
     end, pause_s = time.monotonic() + timeout_s, 0.004
     while not (value := found()):

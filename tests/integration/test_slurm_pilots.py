@@ -70,7 +70,7 @@ class Head:
     def nodes(self) -> dict[str, str]:
         return {node["name"]: node["state"] for node in self.client.nodes()}
 
-    def waits_for(self, job: int, state: str, timeout_s: float = 60.0) -> None:
+    def waits_for(self, job: int, state: str, timeout_s: float = 150.0) -> None:
         wait(lambda: self.state(job) == state, f"job {job} to be {state}; {self.client.pilots()}", timeout_s)
 
 

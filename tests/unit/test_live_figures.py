@@ -312,7 +312,7 @@ def test_the_monitors_rates_are_in_the_samples(tmp_path: Path) -> None:
         live.parts.machine.look(dict, lambda sample, changes: live.parts.sights.saw(live.scheduler.here, sample, {}))
         live.sampled()
         api = Local(make_app(live.service, token=TOKEN, default_user="ann"))
-        (point,) = api("GET", "/v1/stats/series").json()["points"]
+        *_, point = api("GET", "/v1/stats/series").json()["points"]  # on a slow machine it took one by itself before
         assert 0 < point["memory_used_mib"] < point["memory_mib"]
         assert point["disk_free_mib"] > 0
         assert (point["nodes"], point["gpus"], point["gpu_utilization"]) == (1, 4, None)
