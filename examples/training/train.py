@@ -47,3 +47,5 @@ for _step in training.steps(given.steps):
     time.sleep(given.pause)
 if rank == 0:
     print("weights sum up to", repr(sum(float(one.sum()) for one in net.parameters())))
+if dist.is_initialized():
+    dist.destroy_process_group()
