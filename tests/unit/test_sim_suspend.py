@@ -17,7 +17,7 @@ from gpuloom.core.cluster import Cluster, Node
 from gpuloom.core.decision import Decision, Placement
 from gpuloom.core.errors import InputError
 from gpuloom.core.state import State
-from gpuloom.engine.suspending import homed
+from gpuloom.engine.suspending import goes_on, homed
 from gpuloom.sim import Failure, simulate
 from gpuloom.sim.suspend import Restart, Suspend, parse_preempt
 
@@ -165,6 +165,12 @@ class TestHome:
         full.moves_on = frozenset({0})
         assert self.run(full, {0: at(0, 1), 4: at(0)}) == {0: at(0), 4: at(0, 1)}
 
+    def test_another_number_of_gpus_is_a_start(self) -> None:
+        state = state_of(self.cluster, {}, {0: Placement((0,), (0b11,))})
+        state.moves_on = frozenset({0})
+        assert goes_on(state, 0, Placement((0,), (0b1100,)))
+        assert not goes_on(state, 0, at(2))
+
     def test_what_needs_no_change_is_the_same_object(self) -> None:
         state = state_of(self.cluster, {}, {0: at(2)})
         for decision in (Decision({0: at(2)}), Decision({3: at(1)}), Decision()):
@@ -207,7 +213,7 @@ class TestWritten:
         assert why in str(error.value)
 
     def test_what_does_not_go_together(self) -> None:
-        with pytest.raises(InputError, match="--checkpoint TIME says how far apart"):
+        with pytest.raises(InputError, match="kill needs a checkpoint interval"):
             two("kill")
         with pytest.raises(InputError, match="--compat muri has jobs save"):
             two("suspend", compat="muri")

@@ -174,9 +174,9 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "ways",
             multiple=True,
             metavar="restart|kill|suspend",
-            help="How jobs make way: they save and begin anew, begin anew from their last checkpoint, or are suspended "
-            "with all they have on their GPUs (suspend:out=1.7,in=4,gpus=1,memory=512GiB,on=gpu: "
-            "docs/reference/simulation.md). compare takes it several times [restart].",
+            help="How jobs are stopped for others: they save first; they lose what they did since their last "
+            "checkpoint; they go on later where they were (suspend:out=1.7,in=4: GB/s out and back). compare takes "
+            "several [restart].",
         ),
         click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Random seed."),
         click.option(

@@ -212,7 +212,7 @@ class Engine:
                 wait_s = max(suspending.free_from_s(placement) - now_s, 0.0)
                 if resumes:
                     overhead = suspending.back_s(job, placement)
-                    suspending.dropped(job, placement)
+                    suspending.dropped(job, state.away[job])
                 elif job in state.away:
                     self._give_up(job, now_s)
                 costs[job] = overhead = overhead + wait_s

@@ -28,10 +28,10 @@ class Suspending(Protocol):
         """Whether the job can be suspended where it runs: its node has room for what it has on its GPUs."""
 
     def leaves(self, job: int, placement: Placement, now_s: float) -> None:
-        """It begins to: its GPUs are free once its memory is out."""
+        """It is suspended: its GPUs are free once its memory is out."""
 
     def dropped(self, job: int, placement: Placement) -> None:
-        """What it had is given up: it went on, or begins elsewhere, or its node failed."""
+        """Nothing of a job lies in the node's memory any more. placement: where it was suspended."""
 
     def back_s(self, job: int, placement: Placement) -> float:
         """Seconds until it goes on, once its GPUs are free."""
@@ -49,7 +49,8 @@ def goes_on(state: State, job: int, placement: Placement) -> bool:
     home = state.away[job]
     if place_of(home) == place_of(placement):
         return True
-    return home.nodes == placement.nodes and state.moves_on.issuperset(home.nodes)
+    alike = home.nodes == placement.nodes and home.gpus == placement.gpus
+    return alike and state.moves_on.issuperset(home.nodes)
 
 
 def homed(state: State, decision: Decision) -> Decision:

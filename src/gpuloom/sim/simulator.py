@@ -98,7 +98,7 @@ class Settings:
             raise InputError(f"--compat {self.compat} has jobs save and start again; it can't be used with {way}")
         if way == Restart(saves=False) and self.checkpoint_s == 0:
             raise InputError(
-                "jobs that are killed go back to their last checkpoint: --checkpoint TIME says how far apart these are"
+                "kill needs a checkpoint interval (--checkpoint TIME): killed jobs go back to their last checkpoint"
             )
         for name, value in (("mean time between failures", self.mtbf_s), ("mean repair time", self.repair_s)):
             if value is not None and not (math.isfinite(value) and value > 0):

@@ -34,7 +34,7 @@ class Suspend:
     """Jobs that make way are suspended.
 
     out_gb_per_s, in_gb_per_s: at which GPU memory moves to the node's memory, and back. most_gpus: jobs of more GPUs
-    (or on several nodes) begin anew instead; the live scheduler suspends jobs of one process with CUDA alone.
+    (or on several nodes) make way as with `restart`; the live scheduler suspends jobs of one process with CUDA alone.
     memory_mib: for copies on each node of which the cluster does not say how much memory it has; None: enough.
     on_node: jobs go on on any GPUs of their node, and not just on those that they had.
     """
@@ -160,7 +160,7 @@ class Suspended:
         self._room[node] -= mib
         self.times += 1
         begins_s = max(self.free_from_s(placement), now_s)
-        until_s = begins_s + max(mib * _GB_PER_MIB / self._model.out_gb_per_s, LEAST_OUT_S)
+        until_s = begins_s + float(self._out(mib))
         for gpu in placement.slots():
             self._out_s[gpu] = until_s
 
@@ -168,7 +168,7 @@ class Suspended:
         self._room[placement.nodes[0]] += self.mib(job, placement)
 
     def back_s(self, job: int, placement: Placement) -> float:
-        return max(self.mib(job, placement) * _GB_PER_MIB / self._model.in_gb_per_s, LEAST_IN_S)
+        return float(self._back(self.mib(job, placement)))
 
     def free_from_s(self, placement: Placement) -> float:
         return max([self._out_s.get(gpu, -math.inf) for gpu in placement.slots()])
@@ -179,9 +179,15 @@ class Suspended:
         mib[np.isnan(mib)] = max(known, default=math.nan)
         mib *= self._gpus
         may = ~np.isnan(mib) & (self._gpus <= self._model.most_gpus)
-        out_s = np.maximum(mib * _GB_PER_MIB / self._model.out_gb_per_s, LEAST_OUT_S)
-        in_s = np.maximum(mib * _GB_PER_MIB / self._model.in_gb_per_s, LEAST_IN_S)
-        return np.where(may, out_s + in_s, start_s)
+        return np.where(may, self._out(mib) + self._back(mib), start_s)
+
+    def _out(self, mib: float | F8) -> F8:
+        """Seconds for so much memory on its way out of the GPUs."""
+        return np.maximum(mib * _GB_PER_MIB / self._model.out_gb_per_s, LEAST_OUT_S)
+
+    def _back(self, mib: float | F8) -> F8:
+        """Seconds for its way back."""
+        return np.maximum(mib * _GB_PER_MIB / self._model.in_gb_per_s, LEAST_IN_S)
 
     def notes(self, workload: Workload) -> list[str]:
         """What readers of the figures should know."""
