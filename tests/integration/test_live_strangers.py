@@ -8,6 +8,7 @@ import select
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -219,7 +220,13 @@ def test_where_no_file_can_be_opened_the_owner_is_served_later(tmp_path: Path) -
         def sockets() -> int:
             return sum("socket:" in _target(f"/proc/{found.pid}/fd/{n}") for n in os.listdir(f"/proc/{found.pid}/fd"))
 
-        before = sockets()
+        def settled() -> int:
+            """It asks itself whether it is ready: those connections end first."""
+            count = sockets()
+            time.sleep(0.2)
+            return count if sockets() == count else 0
+
+        before = until(settled, "a settled number of connections")
         held = [socket.create_connection(place(found), timeout=20) for _ in range(5)]
         until(lambda: sockets() >= before + 5, "the connections are taken in")
         used = 1 + max(int(number) for number in os.listdir(f"/proc/{found.pid}/fd"))
