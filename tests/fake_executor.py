@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gpuloom.core.end_reason import EndReason
 from gpuloom.executors.paper import PaperExecutor, short
-from gpuloom.executors.port import Capabilities, ExecutorError, OnStatus, RunPhase, RunRequest, RunStatus
+from gpuloom.executors.port import Capabilities, ExecutorError, OnStatus, Rehearsal, RunPhase, RunRequest, RunStatus
 
 __all__ = ["FakeExecutor", "Suspends", "short"]
 
@@ -89,9 +89,14 @@ class Suspends(FakeExecutor):
     """On a node that suspends. refuses: why it does not, for the moment."""
 
     refuses = ""
+    driver = "580.1"
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(suspends=True)
+        return Capabilities(suspends=True, driver=self.driver)
+
+    def rehearsed(self, job: int, seen: Rehearsal) -> None:
+        """The runner says what it saw of the job's first run."""
+        self._say(replace(self.states[f"{job}.1"], rehearsal=seen))
 
     def freeze(self, run: str) -> None:
         self._check()

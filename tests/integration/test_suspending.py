@@ -16,7 +16,7 @@ import pytest
 from gpuloom.core.end_reason import EndReason
 from gpuloom.executors.local import LocalExecutor
 from gpuloom.executors.logs import read_log
-from gpuloom.executors.port import RunPhase, RunRequest, RunStatus
+from gpuloom.executors.port import Rehearsal, RunPhase, RunRequest, RunStatus
 from suspending_kit import environment, made
 from until import until
 
@@ -292,3 +292,107 @@ def test_without_room_in_the_machines_memory_it_is_refused(machine: Machine) -> 
     status = until(lambda: (last := machine.last("1.1")) and last.refused and last, "it to be refused")
     assert "MiB of memory left" in status.refused
     machine.works("1.1")
+
+
+def seen(machine: Machine, run: str = "1.1") -> Rehearsal:
+    status = until(lambda: (last := machine.last(run)) and last.rehearsal and last, f"{run} to be rehearsed")
+    assert status.rehearsal is not None
+    return status.rehearsal
+
+
+def test_a_rehearsal_moves_its_memory_out_and_right_back(machine: Machine) -> None:
+    machine.start("1.1", rehearse_s=0.1)
+    found = seen(machine)
+    assert (found.ok, found.mib, found.why, found.earnest) == (True, 1024, "", False)
+    assert found.out_s > 0
+    assert found.in_s > 0
+    assert machine.phase("1.1") is RunPhase.RUNNING
+    assert RunPhase.FROZEN not in [status.phase for status in machine.told], "nobody else had its GPU"
+    machine.works("1.1")
+    assert machine.suspended("1.1").rehearsal == found
+    machine.executor.thaw("1.1")
+    until(lambda: machine.phase("1.1") is RunPhase.RUNNING, "it to be back")
+    machine.works("1.1")
+
+
+def test_a_program_with_nothing_on_its_gpu_yet_is_rehearsed_later(machine: Machine) -> None:
+    later = "import os, time\nprint(0, flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
+    machine.start("1.1", rehearse_s=0.05, code=later + PROGRAM.format(bytes=GIB, saves=False))
+    tried = machine.home / "runs" / "1.1" / "suspending.lock"
+    until(tried.exists, "it to be tried")
+    (machine.home / "go").touch()
+    assert seen(machine).ok
+
+
+@pytest.mark.parametrize(("wrong", "why"), [("801", "error 801"), ("no-checkpoint", "could not move its GPU memory")])
+def test_a_program_that_does_not_bear_it_runs_on_and_is_known(machine: Machine, wrong: str, why: str) -> None:
+    machine.wrong(wrong)
+    machine.start("1.1", rehearse_s=0.05)
+    found = seen(machine)
+    assert not found.ok
+    assert why in found.why
+    machine.works("1.1")
+    last = machine.last("1.1")
+    assert last is not None
+    assert (last.phase, last.refused) == (RunPhase.RUNNING, "")
+
+
+def test_a_program_that_is_lost_in_a_rehearsal_ends_with_that_reason(machine: Machine) -> None:
+    machine.wrong("no-restore")
+    machine.start("1.1", rehearse_s=0.05)
+    assert not seen(machine).ok
+    status = until(lambda: (last := machine.last("1.1")) and last.exit and last, "it to end")
+    assert status.exit is not None
+    assert status.exit.reason is EndReason.NODE
+    assert "could not bring back its GPU memory" in status.exit.message
+
+
+def test_what_the_machine_hinders_says_nothing_of_the_program(machine: Machine) -> None:
+    machine.wrong("nvml")
+    machine.start("1.1", rehearse_s=0.05)
+    until((machine.home / "runs" / "1.1" / "suspending.lock").exists, "it to be tried")
+    machine.works("1.1")
+    last = machine.last("1.1")
+    assert last is not None
+    assert last.rehearsal is None
+    machine.wrong("nvml", wrong=False)
+    assert seen(machine).ok
+
+
+def test_one_that_must_make_way_while_it_is_rehearsed_does_afterwards(machine: Machine) -> None:
+    machine.wrong("stays")
+    machine.start("1.1", rehearse_s=0.05)
+    until(lambda: (machine.home / "runs" / "1.1" / "suspended.json").exists(), "it to begin")
+    machine.executor.freeze("1.1")
+    machine.wrong("stays", wrong=False)
+    until(lambda: machine.phase("1.1") is RunPhase.FROZEN, "it to be suspended")
+    assert not machine.used()
+    machine.executor.thaw("1.1")
+    until(lambda: machine.phase("1.1") is RunPhase.RUNNING, "it to be back")
+    machine.works("1.1")
+
+
+def test_a_runner_that_is_killed_in_a_rehearsal_leaves_the_program_running(machine: Machine) -> None:
+    machine.wrong("stays")
+    machine.start("1.1", rehearse_s=0.05)
+    until(lambda: (machine.home / "runs" / "1.1" / "suspended.json").exists(), "it to begin")
+    runner = int(machine.executor._link.hello["pid"])
+    os.kill(runner, signal.SIGKILL)
+    machine.wrong("stays", wrong=False)
+    until(lambda: machine.executor._link.hello["pid"] != runner, "the next runner")
+    assert seen(machine).ok
+    assert machine.phase("1.1") is RunPhase.RUNNING
+    assert RunPhase.FROZEN not in [status.phase for status in machine.told]
+    machine.works("1.1")
+
+
+def test_one_told_to_end_in_a_rehearsal_is_brought_back_and_saves(machine: Machine) -> None:
+    machine.wrong("stays")
+    machine.start("1.1", saves=True, rehearse_s=0.05)
+    until(lambda: (machine.home / "runs" / "1.1" / "suspended.json").exists(), "it to begin")
+    machine.wrong("stays", wrong=False)
+    machine.executor.stop("1.1", reason=EndReason.PREEMPTED, grace_s=30.0)
+    status = until(lambda: (last := machine.last("1.1")) and last.exit and last, "it to end")
+    assert status.exit is not None
+    assert status.exit.exit_code == 0
+    assert machine.log("1.1")[-1] == b"saved"

@@ -411,6 +411,7 @@ def shown(capsys: pytest.CaptureFixture[str], spec: Any, runs: list[Any], **fiel
         "sizes": [],
         "resizes": [],
         "suspensions": [],
+        "makes_way": None,
         "cost_usd": fields.pop("cost_usd", None),
         "gpu_memory": fields.pop("gpu_memory", None),
         "hooks": fields.pop("hooks", None),
@@ -445,7 +446,15 @@ def test_the_resizes_of_a_job_and_what_they_cost(capsys: pytest.CaptureFixture[s
     paid = {"jobs": [4], "cost_s": 3.25, "lost_steps": 2.0, "cost_from": "steps"}
     unpaid = {"attempt": 3, "jobs": [], "cost_s": None, "lost_steps": None, "cost_from": None}
     found: Any = {"job": SHOWN, "spec": {"command": ["a"], "elastic": "1-4"}, "speeds": [], "attempts": [], "log": ""}
-    found |= {"sizes": [], "group": None, "launcher": None, "gpu_memory": None, "hooks": None, "cost_usd": None}
+    found |= {
+        "sizes": [],
+        "group": None,
+        "launcher": None,
+        "gpu_memory": None,
+        "hooks": None,
+        "cost_usd": None,
+        "makes_way": None,
+    }
     jobs._show(found | {"resizes": [{**one, **paid}, {**one, **unpaid}], "suspensions": []})
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[-3:] == [
@@ -458,17 +467,28 @@ def test_the_resizes_of_a_job_and_what_they_cost(capsys: pytest.CaptureFixture[s
 def test_when_a_job_was_suspended_and_when_not(capsys: pytest.CaptureFixture[str]) -> None:
     then = time.time() - 60.0
     there = {"at_s": then, "mib": 9002.0, "out_s": 6.345, "back_at_s": then + 30.0, "in_s": 1.671, "why_not": ""}
-    away = {**there, "back_at_s": None, "in_s": None}
-    never = {"at_s": then, "mib": None, "out_s": None, "back_at_s": None, "in_s": None, "why_not": "error 801"}
+    tried = {**there, "rehearsal": True}
+    away = {**there, "back_at_s": None, "in_s": None, "rehearsal": False}
+    never = {**away, "mib": None, "out_s": None, "why_not": "error 801"}
+    how = {"way": "checkpoint", "why": "its program was not rehearsed yet"}
     found: Any = {"job": SHOWN, "spec": {"command": ["a"], "on_preempt": "suspend"}, "speeds": [], "attempts": []}
-    found |= {"sizes": [], "group": None, "launcher": None, "gpu_memory": None, "hooks": None, "cost_usd": None}
-    jobs._show(found | {"log": "", "resizes": [], "suspensions": [there, never, away]})
+    found |= {
+        "sizes": [],
+        "group": None,
+        "launcher": None,
+        "gpu_memory": None,
+        "hooks": None,
+        "cost_usd": None,
+        "makes_way": None,
+    }
+    jobs._show(found | {"log": "", "resizes": [], "suspensions": [tried, never, away], "makes_way": how})
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "if preempted: it has its notice and ends, as its program was not rehearsed yet" in lines
     assert lines[-4:] == [
-        "when GPU MiB out went on back not suspended, as",
-        "1m 00s ago 9,002 6.3s 30s ago 1.7s",
-        "1m 00s ago - - - - error 801",
-        "1m 00s ago 9,002 6.3s - -",
+        "GPU memory moved when GPU MiB out went on back not suspended, as",
+        "to try it 1m 00s ago 9,002 6.3s 30s ago 1.7s",
+        "to make way 1m 00s ago - - - - error 801",
+        "to make way 1m 00s ago 9,002 6.3s - -",
     ]
 
 

@@ -66,7 +66,7 @@ def test_fields_and_defaults_are_those_of_what_users_write() -> None:
 def test_missing_fields_of_older_stores_get_their_defaults() -> None:
     assert spec_of({"command": ["a"], "name": "n", "gpus": 3}) == Spec(("a",), name="n", gpus=3)
     assert spec_of({"command": ["a"], "of a later gpuloom": 1}) == Spec(("a",))
-    assert spec_of({"command": ["a"]}).on_preempt is OnPreempt.CHECKPOINT
+    assert spec_of({"command": ["a"]}).on_preempt is OnPreempt.AUTO
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from gpuloom.executors.runner.ends import LEASE_OVER
 from gpuloom.executors.runner.keeper import Keeper
 from gpuloom.executors.runner.life import RunningJob
 from gpuloom.executors.runner.log_keeper import LogKeeper
+from gpuloom.executors.runner.moves import Moves
 from gpuloom.executors.wire import LIVE, VERSION, Cause, RunPhase, StartRequest
 
 
@@ -65,6 +66,9 @@ class Made:
             clean_soon=lambda run: self.did.append("clean"),
             has_ended=lambda run: run.ended is not None,
             children={},
+        )
+        made._moves = Moves(
+            made.loop, made._again, stop=made.stop, away=made._stand_still, back=made._thaw_quietly, report=made._report
         )
         self.keeper: Keeper = made
         self.run = self.job("1.1")

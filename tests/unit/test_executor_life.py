@@ -89,7 +89,7 @@ class TestFiles:
         run = job(tmp_path)
         run.pid, run.start_ticks, run.started = 31, 50, 90.0
         run.write_run()
-        written = {**RUN_JSON, "directory": str(tmp_path), "hold": False, "suspends": False}
+        written = {**RUN_JSON, "directory": str(tmp_path), "hold": False, "suspends": False, "rehearse_s": None}
         assert json.loads((tmp_path / "run.json").read_text()) == written
         run.group = FakeGroup()  # type: ignore[assignment]
         run.write_run()
@@ -106,7 +106,8 @@ class TestFiles:
         run.moving, run.away_mib = "resume", 12.0
         run.write_state()
         state = {"frozen_s": 3.0, "frozen_since": 98.0, "stopped": True, "moving": "resume", "away_mib": 12.0}
-        assert json.loads((tmp_path / "state.json").read_text()) == state
+        tried = {"rehearsing": False, "rehearsed": None, "out_s": 0.0}
+        assert json.loads((tmp_path / "state.json").read_text()) == state | tried
         run.exit = {"exit_code": 1}
         run.write_exit()
         assert json.loads((tmp_path / "exit.json").read_text()) == {"run": "7.2", "exit": {"exit_code": 1}}
@@ -213,7 +214,7 @@ class TestWhatItIs:
         run = job(tmp_path)
         run.pid, run.start_ticks, run.phase = 31, 50, RunPhase.RUNNING
         told = {"run": "7.2", "phase": "running", "pid": 31, "start_ticks": 50, "boot_id": "boot", "exit": None}
-        moved = {"suspended_mib": None, "moved_s": None, "refused": ""}
+        moved = {"suspended_mib": None, "moved_s": None, "refused": "", "rehearsal": None}
         assert run.status() == {**told, "gpu_uuids": ("g",), **moved}
         run.away_mib, run.moved_s = 12.0, 1.5
         assert run.status() == {**told, "gpu_uuids": ("g",), **moved, "moved_s": 1.5}  # it is not there yet

@@ -235,7 +235,7 @@ def test_one_that_waits() -> None:
 
 
 def test_one_that_waits_and_of_which_nothing_can_be_said() -> None:
-    assert waits(None, None, Phase.FROZEN)["sentences"] == ["Job 1 (a, 1 GPU) is frozen and waits. It needs 1 GPU."]
+    assert waits(None, None, Phase.FROZEN)["sentences"] == ["Job 1 (a, 1 GPU) is suspended and waits. It needs 1 GPU."]
     failed = waits(Outlook(RUNS, cause="the policy fails"), None)
     assert failed["sentences"][1:] == ["The start can't be predicted: the policy fails.", "Nobody told the policy."]
     assert (failed["waiting"], failed["assumptions"]) == (0, [])

@@ -17,6 +17,7 @@ def events(*told: tuple[str, dict[str, Any]]) -> list[Event]:
 
 
 def test_events_make_the_answer() -> None:
+    earnest = {"rehearsal": False}
     where: dict[str, Any] = {"allocation": [["n", [0]]]}
     found = suspension_views(
         events(
@@ -29,10 +30,25 @@ def test_events_make_the_answer() -> None:
         )
     )
     assert found == [
-        {"at_s": 30.0, "mib": 512.0, "out_s": 1.5, "back_at_s": 40.0, "in_s": 0.5, "why_not": ""},
-        {"at_s": 50.0, "mib": None, "out_s": None, "back_at_s": None, "in_s": None, "why_not": "error 801"},
-        {"at_s": 60.0, "mib": 64.0, "out_s": 1.0, "back_at_s": None, "in_s": None, "why_not": ""},
+        {"at_s": 30.0, "mib": 512.0, "out_s": 1.5, "back_at_s": 40.0, "in_s": 0.5, "why_not": "", **earnest},
+        {"at_s": 50.0, "mib": None, "out_s": None, "back_at_s": None, "in_s": None, "why_not": "error 801", **earnest},
+        {"at_s": 60.0, "mib": 64.0, "out_s": 1.0, "back_at_s": None, "in_s": None, "why_not": "", **earnest},
     ]
+
+
+def test_rehearsals_are_told_as_such() -> None:
+    seen = {"ok": True, "mib": 512.0, "out_s": 1.5, "in_s": 0.5, "why": "", "earnest": False}
+    lost = {**seen, "ok": False, "why": "error 999"}
+    found = suspension_views(
+        events(
+            ("attempt.rehearsed", seen), ("attempt.rehearsed", lost), ("attempt.rehearsed", {**seen, "earnest": True})
+        )
+    )
+    assert found == [
+        {"at_s": 9.5, "mib": 512.0, "out_s": 1.5, "back_at_s": 10.0, "in_s": 0.5, "why_not": "", "rehearsal": True},
+        {"at_s": 20.0, "mib": None, "out_s": None, "back_at_s": None, "in_s": None, "why_not": "error 999",
+         "rehearsal": True},
+    ]  # fmt: skip
 
 
 def test_a_memory_limit_is_raised_once_and_brought_back(tmp_path: Path) -> None:

@@ -321,7 +321,7 @@ class OrNone(click.ParamType[Any]):
 @click.option("--speed", "speeds", metavar="MODEL=X,…|none", help="How fast it is on GPU models; none: measured.")
 @click.option(
     "--on-preempt",
-    type=Choice(["checkpoint", "freeze", "suspend", "never"]),
+    type=Choice(["auto", "checkpoint", "freeze", "suspend", "never"]),
     help="What preemption does.",
 )
 @live_options

@@ -154,9 +154,9 @@ OPTIONS = (
     ),
     click.option(
         "--on-preempt",
-        type=Choice(["checkpoint", "freeze", "suspend", "never"]),
-        help="What preemption does: notice and stop, freeze in place, suspend (also frees its GPU memory), or nothing "
-        "[checkpoint].",
+        type=Choice(["auto", "checkpoint", "freeze", "suspend", "never"]),
+        help="What preemption does: notice and stop, freeze in place, suspend (also frees its GPU memory), or nothing; "
+        "auto: suspend where the program was seen to bear it, else notice and stop [auto].",
     ),
     click.option("--model", metavar="NAME", help="Name of the training model, for profiles (gpuloom profiles)."),
     click.option(

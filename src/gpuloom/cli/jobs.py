@@ -282,6 +282,22 @@ def show(job: str, as_json: bool, home: Path | None) -> None:
     _show(found)
 
 
+WAYS = {
+    "freeze": "it is frozen where it is, and keeps its GPU memory",
+    "suspend": "it is suspended, with its GPU memory in main memory",
+    "checkpoint": "it has its notice and ends",
+    "never": "never: it runs to its end",
+}
+
+
+def _makes_way(found: ShowView) -> list[tuple[str, str]]:
+    """What happens when it must make way, unless that is what happens to any job."""
+    known = found["makes_way"]
+    if known is None or (known["way"] == "checkpoint" and not known["why"]):
+        return []
+    return [("if preempted", WAYS[known["way"]] + (f", as {known['why']}" if known["why"] else ""))]
+
+
 def _show(found: ShowView) -> None:
     job, spec = found["job"], spec_of(found["spec"])
     words = short_reason(job)
@@ -294,6 +310,7 @@ def _show(found: ShowView) -> None:
         ("asks for", _requests(spec)),
         ("where", job["where"] or "-"),
         *_beside(found, job["id"]),
+        *_makes_way(found),
         ("submitted", ago(job["submitted_s"])),
         ("waited, ran", f"{short(job['waited_s'])}, {short(job['run_s'])}"),
     ]
@@ -491,6 +508,7 @@ RESIZE_COLUMNS: Sequence[Column[ResizeView]] = (
 
 
 SUSPENSION_COLUMNS: Sequence[Column[SuspensionView]] = (
+    Column("GPU memory moved", lambda s: "to try it" if s["rehearsal"] else "to make way"),
     Column("when", lambda s: ago(s["at_s"])),
     Column("GPU MiB", lambda s: "-" if s["mib"] is None else f"{s['mib']:,.0f}", right=True),
     Column("out", lambda s: "-" if s["out_s"] is None else f"{s['out_s']:.1f}s", right=True),

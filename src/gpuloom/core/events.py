@@ -29,6 +29,9 @@ Types and their data (all JSON):
                         memory, and how long that took
     attempt.thawed      {allocation}; of one that was suspended also {moved_s}
     attempt.not_suspended   {why}   no record changes: it was to be suspended, and could not be; it is ended instead
+    attempt.rehearsed   {run, ok, mib, out_s, in_s, why, earnest, program, gpu_model, driver}    no record changes
+                        whether its program bears being suspended (live/records/rehearsals.py); earnest: it was to
+                        make way
     attempt.ended       {reason, exit_code, signal, message, saved, saved_by, work_s, peak_memory_mib, next,
                         not_before_s, failure, ended_s, it_per_s, gpu_memory_mib, kept,
                         last_step, last_s}

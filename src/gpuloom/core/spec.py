@@ -20,6 +20,8 @@ from gpuloom.core.share_class import job_class
 class OnPreempt(StrEnum):
     """What happens to a job that is preempted."""
 
+    AUTO = "auto"
+    """As SUSPEND where its program was seen to bear that (live/records/rehearsals.py), else as CHECKPOINT."""
     CHECKPOINT = "checkpoint"
     """It is given notice, ends, and starts again later."""
     FREEZE = "freeze"
@@ -88,7 +90,7 @@ class Spec:
     time_limit: float | None = None
     estimate: float | None = None
     retries: int = 0
-    on_preempt: OnPreempt = OnPreempt.CHECKPOINT
+    on_preempt: OnPreempt = OnPreempt.AUTO
     grace: float = 30.0
     checkpoint: str | None = None
     workdir: str = ""

@@ -8,7 +8,7 @@ with ten running jobs as with ten thousand.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from enum import IntEnum
 from functools import lru_cache
 
@@ -171,7 +171,7 @@ class State:
         self.placements: dict[int, Placement] = {}
         self.away: dict[int, Placement] = {}
         self.moves_on = frozenset[int]()
-        self.stay_away = frozenset[int]()
+        self.stay_away: Container[int] = frozenset()
         self._full = [(1 << node.gpus) - 1 for node in cluster.nodes]
         self.free = [list(self._full) for _ in range(layers)]
         """free[layer][node]: mask of GPUs on which the layer is free."""

@@ -158,6 +158,11 @@ class Gangs:
         port = self._roster.nodes.get(node)
         return None if port is None else port.capabilities()
 
+    def driver(self, node: str) -> str:
+        """The version of NVIDIA's driver on a node that suspends programs; '' where it does not, or is not there."""
+        found = self.capabilities(node)
+        return found.driver if found is not None and found.suspends else ""
+
     def limits(self, node: str) -> Mapping[str, str]:
         """As `NodePort.limits`; {} of a node that is not there."""
         port = self._roster.nodes.get(node)

@@ -25,6 +25,7 @@ from gpuloom.executors.port import (
     Cause,
     ExecutorError,
     OnStatus,
+    Rehearsal,
     RunExit,
     RunPhase,
     RunRequest,
@@ -129,6 +130,7 @@ class LocalExecutor:
             gpu_uuids=request.gpu_uuids,
             hold=request.hold,
             suspends=request.suspends,
+            rehearse_s=request.rehearse_s,
         )
         with self._lock:
             self._asked.add(request.run)
@@ -184,7 +186,8 @@ class LocalExecutor:
     def capabilities(self) -> Capabilities:
         """See the port. Memory is held to by control groups, or watched."""
         cpus = "cpus" in self._link.hello.get("enforces", ())
-        return Capabilities(memory=True, cpus=cpus, suspends=self._suspending.outcome()["ok"])
+        found = self._suspending.outcome()
+        return Capabilities(memory=True, cpus=cpus, suspends=found["ok"], driver=found["driver"] if found["ok"] else "")
 
     def limits(self) -> Mapping[str, str]:
         """What is enforced on this machine, and how: 'processes', 'freezing', 'memory', 'cpus', 'time'; where it has
@@ -273,7 +276,7 @@ def _unknown(run: str, why: str, *, begun: bool) -> RunStatus:
 
 def status_of(entry: Mapping[str, Any]) -> RunStatus:
     """From what the runner says."""
-    ended = entry["exit"]
+    ended, seen = entry["exit"], entry.get("rehearsal")
     return RunStatus(
         run=entry["run"],
         phase=RunPhase(entry["phase"]),
@@ -284,6 +287,7 @@ def status_of(entry: Mapping[str, Any]) -> RunStatus:
         suspended_mib=entry.get("suspended_mib"),
         moved_s=entry.get("moved_s"),
         refused=entry.get("refused", ""),
+        rehearsal=None if seen is None else Rehearsal(**seen),
     )
 
 

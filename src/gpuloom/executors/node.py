@@ -46,7 +46,7 @@ class RunSpec:
     container. launcher: what starts its processes; None: nothing but the command.
     ps: parameter servers of the job (launcher 'tensorflow').
     sizes: of a job whose members may go on in its next attempt: how many members it may have; None: they can't.
-    hold: prepare everything, and run the command at `go`. suspends: as `RunRequest.suspends`.
+    hold: prepare everything, and run the command at `go`. suspends, rehearse_s: as in `RunRequest`.
     """
 
     run: str
@@ -75,6 +75,7 @@ class RunSpec:
     ps: int = 0
     hold: bool = False
     suspends: bool = False
+    rehearse_s: float | None = None
     sizes: tuple[int, int] | None = None
 
 

@@ -35,7 +35,8 @@ class RunRequest:
     of running; the executor itself ends the run then, reason TIMED_OUT. grace_s: between notice and end. cpus,
     memory_mib: limits (None: none). log_mib, log_files: size at which the log is rotated, and files kept.
     resumes: there was an attempt before. hold: prepare everything, and run the program at `go`. suspends: `freeze` also
-    moves its GPU memory to the machine's memory, and `thaw` brings it back (executors/suspending.py).
+    moves its GPU memory to the machine's memory, and `thaw` brings it back (executors/suspending.py). rehearse_s: so
+    long after it has begun that is tried once, without anybody else having its GPU (`RunStatus.rehearsal`).
     """
 
     run: str
@@ -55,6 +56,20 @@ class RunRequest:
     resumes: bool = False
     hold: bool = False
     suspends: bool = False
+    rehearse_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """Whether a program bears being suspended, as was seen. mib: GPU memory that moved; out_s, in_s: what that took,
+    seconds. why: not, in words. earnest: it was to make way, and not only to try."""
+
+    ok: bool
+    mib: float = 0.0
+    out_s: float = 0.0
+    in_s: float = 0.0
+    why: str = ""
+    earnest: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +115,8 @@ class RunStatus:
     members: of an attempt with several members, each of them in the order of ranks; the rest is the master's then. Of a
     run that nobody asked for, where it runs. Else ().
     suspended_mib: of one that is frozen, GPU memory that is in the machine's memory. moved_s: what moving it took last.
-    refused: why it was not suspended when it was asked to; it runs on.
+    refused: why it was not suspended when it was asked to; it runs on. rehearsal: what was seen of its program, in a
+    rehearsal or when it was suspended; None: nothing yet.
     """
 
     run: str
@@ -114,6 +130,7 @@ class RunStatus:
     moved_s: float | None = None
     refused: str = ""
     pod: str = ""
+    rehearsal: Rehearsal | None = None
 
 
 def not_run(run: str, reason: EndReason, message: str, cause: Cause = Cause.NONE) -> RunStatus:
@@ -140,8 +157,9 @@ class Capabilities:
 
     freezes: stops processes where they are. limits: changes a time limit while it runs. memory, cpus: enforces limits
     of these. kills_all: nothing of a run is left when it has ended, whatever it forked. suspends: freezes runs so that
-    their GPU memory is free (`RunRequest.suspends`). shares: several runs may have one GPU. resizes: a run that is
-    stopped with the reason RESIZED goes on in the next attempt of its job (`NodePort.stop`).
+    their GPU memory is free (`RunRequest.suspends`), with this version of NVIDIA's driver. shares: several runs may
+    have one GPU. resizes: a run that is stopped with the reason RESIZED goes on in the next attempt of its job
+    (`NodePort.stop`).
     """
 
     freezes: bool = True
@@ -150,6 +168,7 @@ class Capabilities:
     cpus: bool = False
     kills_all: bool = True
     suspends: bool = False
+    driver: str = ""
     shares: bool = True
     resizes: bool = False
 

@@ -97,6 +97,7 @@ def request_of(spec: RunSpec, runs: Path, *, shared: Shared = alone) -> RunReque
         resumes=spec.resumes,
         hold=spec.hold,
         suspends=spec.suspends,
+        rehearse_s=spec.rehearse_s,
     )
 
 

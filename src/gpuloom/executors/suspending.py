@@ -46,16 +46,18 @@ FIRST_NAMESPACE = "pid:[4026531836]"
 
 def outcome(**said: Any) -> dict[str, Any]:
     """How it went: ok. mib: GPU memory that moved. took_s. why: not, in words. lost: the program can't go on.
-    suspended: its GPU memory is in the machine's memory."""
-    return {"ok": False, "mib": 0.0, "took_s": 0.0, "why": "", "lost": False, "suspended": False, **said}
+    suspended: its GPU memory is in the machine's memory. machine: what hindered it was not the program's doing."""
+    found = {"ok": False, "mib": 0.0, "took_s": 0.0, "why": "", "lost": False, "suspended": False, "machine": False}
+    return {**found, **said}
 
 
 class CantError(Exception):
-    """It can't be done. lost: the program can't go on any more; suspended: it still is."""
+    """It can't be done. lost: the program can't go on any more; suspended: it still is; machine: another time it may
+    be."""
 
-    def __init__(self, why: str, *, lost: bool = False, suspended: bool = False) -> None:
+    def __init__(self, why: str, *, lost: bool = False, suspended: bool = False, machine: bool = False) -> None:
         super().__init__(why)
-        self.lost, self.suspended = lost, suspended
+        self.lost, self.suspended, self.machine = lost, suspended, machine
 
 
 class _LockArguments(ctypes.Structure):
@@ -102,13 +104,13 @@ class Gpus:
         try:
             import pynvml
         except ImportError:
-            raise CantError("nvidia-ml-py is missing: install gpuloom again") from None
+            raise CantError("nvidia-ml-py is missing: install gpuloom again", machine=True) from None
         self._nvml = pynvml
         try:
             pynvml.nvmlInit()
             self._handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
         except pynvml.NVMLError as error:
-            raise CantError(f"NVML does not tell what is on the GPUs ({error})") from None
+            raise CantError(f"NVML does not tell what is on the GPUs ({error})", machine=True) from None
 
     def driver(self) -> str:
         return str(self._nvml.nvmlSystemGetDriverVersion())
@@ -143,7 +145,7 @@ def suspend(driver: Driver, gpus: Gpus, pids: Sequence[int], folder: str, memory
         CantError: it goes on as if nothing had been, unless `lost`.
     """
     if gpus.mig():
-        raise CantError("its GPU is divided (MIG), and the driver suspends no program there")
+        raise CantError("its GPU is divided (MIG), and the driver suspends no program there", machine=True)
     on_gpus = gpus.of_processes()
     users = [pid for pid in pids if pid in on_gpus]
     before = [pid for pid in pids if pid not in on_gpus and driver.state(pid) in ((OK, LOCKED), (OK, CHECKPOINTED))]
@@ -154,19 +156,21 @@ def suspend(driver: Driver, gpus: Gpus, pids: Sequence[int], folder: str, memory
         return float(_read(folder).get("mib", 0.0))
     if not users:
         if not _sees_all() and any(driver.state(pid) == (OK, RUNNING) for pid in pids):
-            raise CantError("NVML does not show its processes: gpuloom has process ids of its own here (a container)")
+            text = "NVML does not show its processes: gpuloom has process ids of its own here (a container)"
+            raise CantError(text, machine=True)
         return 0.0
     if len(users) > 1:
         raise CantError(f"{len(users)} of its processes use CUDA; one alone can be suspended")
     pid, mib = users[0], on_gpus[users[0]]
     code, state = driver.state(pid)
     if code == OS_ERROR:
-        raise CantError("the driver lets only the program's own user suspend it")
+        raise CantError("the driver lets only the program's own user suspend it", machine=True)
     if code != OK:
         raise CantError(f"the driver does not know its process {pid} (error {code})")
     room = _available_mib()
     if room < mib + KEEP_MIB:
-        raise CantError(f"it has {mib:,.0f} MiB on its GPUs, and the machine has only {room:,.0f} MiB of memory left")
+        text = f"it has {mib:,.0f} MiB on its GPUs, and the machine has only {room:,.0f} MiB of memory left"
+        raise CantError(text, machine=True)
     record = _write(folder, {"mib": mib, "limit": _limit(memory_max)})
     _set_limit(memory_max, str(record["limit"]), mib)
     if state == RUNNING:
@@ -176,7 +180,7 @@ def suspend(driver: Driver, gpus: Gpus, pids: Sequence[int], folder: str, memory
     while pid in gpus.of_processes():
         if time.monotonic() > end:
             _restore(driver, pid)
-            raise CantError(f"its GPU memory did not come free within {FREE_S:.0f} s")
+            raise CantError(f"its GPU memory did not come free within {FREE_S:.0f} s", machine=True)
         time.sleep(0.02)
     return mib
 
@@ -232,7 +236,7 @@ def _lock(driver: Driver, pid: int) -> None:
     if driver.state(pid) == (OK, LOCKED):
         driver.unlock(pid)
     if code == NOT_READY:
-        raise CantError(f"what it had given to its GPU was not done within {LOCK_MS // 1000} s")
+        raise CantError(f"what it had given to its GPU was not done within {LOCK_MS // 1000} s", machine=True)
     raise CantError(f"the driver could not hold it (error {code})")
 
 
@@ -339,9 +343,10 @@ def main(words: Sequence[str]) -> int:
             mib = work(driver, gpus, given.pids, given.folder, given.memory_max)
             told = outcome(ok=True, mib=mib, suspended=given.what == "suspend")
         except CantError as error:
-            told = outcome(why=str(error), lost=error.lost, suspended=error.suspended)
+            told = outcome(why=str(error), lost=error.lost, suspended=error.suspended, machine=error.machine)
         except Exception as error:  # of NVML, of a file
-            told = outcome(why=f"{type(error).__name__}: {error}", suspended=given.what == "resume")
+            text = f"{type(error).__name__}: {error}"
+            told = outcome(why=text, suspended=given.what == "resume", machine=True)
             if given.what == "suspend" and driver is not None:
                 told["lost"] = not back(driver, given.pids)
         if given.what == "suspend" and not told["ok"] and not told["lost"]:  # it runs on, as it was

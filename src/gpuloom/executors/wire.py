@@ -79,6 +79,8 @@ class StartRequest:
     """Prepare all, and wait for `go`."""
     suspends: bool = False
     """Freezing it moves its GPU memory to the machine's memory as well."""
+    rehearse_s: float | None = None
+    """That is tried once, so long after it has begun."""
 
     def to_json(self) -> dict[str, Any]:
         """As it is sent."""
@@ -98,6 +100,7 @@ class StartRequest:
             "gpu_uuids": list(self.gpu_uuids),
             "hold": self.hold,
             "suspends": self.suspends,
+            "rehearse_s": self.rehearse_s,
         }
 
 
@@ -124,6 +127,7 @@ def start_request_of(data: Mapping[str, Any]) -> StartRequest:
         gpu_uuids=tuple(data["gpu_uuids"]),
         hold=data.get("hold", False),
         suspends=data.get("suspends", False),
+        rehearse_s=data.get("rehearse_s"),
     )
 
 

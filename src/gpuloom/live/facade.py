@@ -55,12 +55,12 @@ from gpuloom.live.views.cluster_answers import (
 )
 from gpuloom.live.views.figures import each_series_view, series_view, stats_view
 from gpuloom.live.views.groups import groups_view
-from gpuloom.live.views.job_answers import JobView, ShowView, WhyView
+from gpuloom.live.views.job_answers import JobView, MakesWayView, ShowView, WhyView
 from gpuloom.live.views.jobs import job_view, log_place, preemptions_of, show_view
 from gpuloom.live.views.pilots import NO_PILOTS, PilotsView
 from gpuloom.live.views.policy import policy_view, with_state
 from gpuloom.live.views.sizes import RESIZES
-from gpuloom.live.views.suspensions import SUSPENSIONS
+from gpuloom.live.views.suspensions import SUSPENSIONS, makes_way_view
 from gpuloom.live.views.why import Whys
 from gpuloom.policies.registry import parse_policy
 from gpuloom.store.port import JobQuery
@@ -115,7 +115,7 @@ class LiveService:
         attempts = self._store.attempts([job])
         events = self._store.events(job=job, limit=200, newest=True)
         resizes = self._store.events(job=job, types=RESIZES, newest=True) if record.spec.elastic else ()
-        suspends = record.spec.on_preempt is OnPreempt.SUSPEND
+        suspends = record.spec.on_preempt in (OnPreempt.AUTO, OnPreempt.SUSPEND)
         suspensions = self._store.events(job=job, types=SUSPENSIONS, newest=True) if suspends else ()
         log = log_place(attempts[-1], self._here) if attempts else ""
         pace = self._scheduler.planning.scene.pace(record)
@@ -126,7 +126,15 @@ class LiveService:
         return show_view(
             view, spec, pace, attempts, events, log, group,
             now_s=now_s, hooked=seen, resizes=resizes, suspensions=suspensions, need=need,
+            makes_way=self._makes_way(record),
         )  # fmt: skip
+
+    def _makes_way(self, job: Job) -> MakesWayView | None:
+        attempt, rehearsals = self._scheduler.book.attempts.get(job.id), self._scheduler.planning.scene.rehearsals
+        if attempt is None:
+            return None
+        told = job.spec.on_preempt is OnPreempt.AUTO and rehearsals.able(attempt)
+        return makes_way_view(rehearsals.way(job, attempt), rehearsals.why_not(job, attempt) if told else "")
 
     def _group_of(self, job: int) -> GroupView | None:
         return next((g for g in self.groups() if any(member["job"] == job for member in g["members"])), None)

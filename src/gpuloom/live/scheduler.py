@@ -57,6 +57,7 @@ from gpuloom.live.records.forgetting import Forgetting
 from gpuloom.live.records.groups import Groups
 from gpuloom.live.records.ledger import Ledger
 from gpuloom.live.records.online import Watched
+from gpuloom.live.records.rehearsals import LOOKED_THROUGH, REHEARSED, Rehearsals
 from gpuloom.live.records.together import TOLD, Together
 from gpuloom.live.records.work import WorkDone
 from gpuloom.live.sights import Sights
@@ -144,6 +145,7 @@ class Scheduler:
             timer=timer,
             kernels=self.kernels,
             memory=GpuMemory(store.measured_runs, store.attempts),
+            rehearsals=Rehearsals(gangs.driver, store.events(types=(REHEARSED,), limit=LOOKED_THROUGH, newest=True)),
         )
         self.problems: dict[str, str] = {}
         """What is wrong now with 'store', 'executor' or 'policy'; '' or not there: nothing."""

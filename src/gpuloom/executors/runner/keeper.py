@@ -26,7 +26,8 @@ from gpuloom.executors.runner.life import KILL_SIGNAL, TERM_SIGNAL, RunningJob
 from gpuloom.executors.runner.limits import Limits
 from gpuloom.executors.runner.log_keeper import LogKeeper
 from gpuloom.executors.runner.loop import RETRY_S, Loop, log
-from gpuloom.executors.runner.suspender import RESUME, SUSPEND, Suspender
+from gpuloom.executors.runner.moves import Moves
+from gpuloom.executors.runner.suspender import RESUME
 from gpuloom.executors.wire import (
     LIVE,
     VERSION,
@@ -42,7 +43,6 @@ from gpuloom.executors.wire import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Mapping
     from typing import Any
 
 FIRST_WAIT_S = 20.0
@@ -81,7 +81,9 @@ class Keeper:
         self._again = Again(self.loop)
         self._ends = Ends(self.loop, self._again, self.runs, self._child_answered, self._thaw_quietly, self._concluded)
         self._logs = LogKeeper(self.loop)
-        self._suspender = Suspender(self.loop, self._again, self._moved)
+        self._moves = Moves(
+            self.loop, self._again, stop=self.stop, away=self._stand_still, back=self._thaw_quietly, report=self._report
+        )
         self._leased = Leased(home, home_id, self.loop, self._lease_over)
         self._ends.fenced = lambda run: self._leased.ended(run.fences)
 
@@ -259,6 +261,7 @@ class Keeper:
         """Enforce what a run under way is bound to."""
         self._limits.begin(run)
         self._logs.begin(run)
+        self._moves.rehearse_later(run, run.rehearse_s)
 
     # Runs of an earlier runner
 
@@ -322,7 +325,7 @@ class Keeper:
         if leads:
             self.loop.add(fd, lambda fd: self._adopted_ended(run, fd), f"the end of run {run.name}")
             if run.moving:  # the earlier runner was killed in between
-                self._move(run, run.moving)
+                self._moves.begin(run, run.moving)
             self._enforce_limits(run)
             if run.deadline is not None:
                 self.loop.at(run.deadline, lambda: self._ends.deadline(run), f"the end of run {run.name}")
@@ -402,9 +405,11 @@ class Keeper:
         if run.phase is not RunPhase.RUNNING or run.ended is not None:
             return
         if run.suspends:
-            if not run.moving:
-                self._move(run, SUSPEND)
-            return
+            self._moves.suspend(run)
+        else:
+            self._stand_still(run)
+
+    def _stand_still(self, run: RunningJob) -> None:
         self._again.help(run, "pause")
         self._again.do(run, GOING_ON, lambda: self._freeze_now(run))
 
@@ -420,58 +425,16 @@ class Keeper:
     def thaw(self, run: RunningJob) -> None:
         """Let it go on."""
         self._again.do(run, GOING_ON, lambda: None)  # should it be about to freeze
+        self._moves.stay(run)
         if run.phase is not RunPhase.FROZEN or run.ended is not None:
             return
         if run.away_mib is not None:
             if not run.moving:
                 self._again.help(run, "unpause")
                 self._again.do(run, GOING_ON, run.thaw)  # the driver can't reach one that stands still
-                self._move(run, RESUME)
+                self._moves.resume(run)
             return
         self._thaw_quietly(run)
-        self._report(run)
-
-    # GPU memory
-
-    def _move(self, run: RunningJob, what: str) -> None:
-        """Have its GPU memory moved: out (SUSPEND), or back."""
-        run.moving, run.refused = what, ""
-        self._report(run)  # that a refusal of before is over, or the same one again would be no news
-        self._again.do(run, "state.json", run.write_state)
-        self._again.do(run, "its GPU memory", lambda: self._suspender.begin(run, what))
-
-    def _moved(self, run: RunningJob, what: str, outcome: Mapping[str, Any]) -> None:
-        """It was moved, or could not be."""
-        if run.ended is not None:
-            return
-        if outcome["lost"]:
-            run.moving, run.away_mib = "", None
-            if not run.reason:
-                run.cause = Cause.NODE
-            self.stop(run, EndReason.NODE, 0.0, f"{outcome['why']}; it goes on from its last checkpoint")
-            return
-        run.moved_s = outcome["took_s"]
-        if what == SUSPEND:
-            run.moving = ""
-            if outcome["ok"]:
-                run.away_mib = outcome["mib"]
-                if run.deadline is not None:  # told to end meanwhile: nobody has its GPU yet, and it may save
-                    self._move(run, RESUME)
-                    return
-                self._again.help(run, "pause")
-                self._again.do(run, GOING_ON, lambda: self._freeze_now(run))
-                return
-            run.refused = outcome["why"]
-        elif not outcome["ok"]:
-            self.loop.troubles.note(f"resuming run {run.name}", f"run {run.name} can't go on yet: {outcome['why']}")
-            self._suspender.again_soon(run, what)
-            return
-        else:
-            self.loop.troubles.note(f"resuming run {run.name}", "")
-            run.moving, run.away_mib = "", None
-            if run.frozen_since is not None:
-                self._thaw_quietly(run)
-        self._again.do(run, "state.json", run.write_state)
         self._report(run)
 
     def _thaw_quietly(self, run: RunningJob) -> None:

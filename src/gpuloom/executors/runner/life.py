@@ -57,6 +57,17 @@ class RunningJob:
         """Its GPU memory, while that is in the machine's memory."""
         self.moved_s: float | None = None
         self.refused = ""
+        self.rehearse_s = request.rehearse_s if self.suspends else None
+        self.rehearsing = False
+        """Its memory moves only to see whether its program bears that."""
+        self.rehearsed: dict[str, Any] | None = None
+        """What was seen of that: the fields of a `Rehearsal`."""
+        self.leaves = False
+        """It was told to make way while it was being rehearsed."""
+        self.waited_s = 0.0
+        """Before that rehearsal."""
+        self.out_s = 0.0
+        """What moving its memory out took last."""
         self.log = Log(self.directory, int(request.log_mib * MIB), request.log_files)
         self.boot = boot
         self.fences = 0
@@ -115,6 +126,7 @@ class RunningJob:
                 "log_files": self.log.keep,
                 "hold": self.held,
                 "suspends": self.suspends,
+                "rehearse_s": self.rehearse_s,
                 "cgroup": None if self.group is None else [self.group.version, self.group.places],
             },
         )
@@ -149,6 +161,8 @@ class RunningJob:
         run.frozen_s, run.frozen_since = state.get("frozen_s", 0.0), state.get("frozen_since")
         run.stopped = state.get("stopped", False)
         run.moving, run.away_mib = state.get("moving", ""), state.get("away_mib")
+        run.rehearsing, run.rehearsed = state.get("rehearsing", False), state.get("rehearsed")
+        run.out_s, run.waited_s = state.get("out_s", 0.0), run.rehearse_s or 0.0
         notice = read_json(f"{directory}/{NOTICE_FILE}")
         if notice is not None:
             run.reason, run.message, run.deadline = notice["reason"], notice["message"], float(notice["monotonic"])
@@ -187,6 +201,9 @@ class RunningJob:
                 "stopped": self.stopped,
                 "moving": self.moving,
                 "away_mib": self.away_mib,
+                "rehearsing": self.rehearsing,
+                "rehearsed": self.rehearsed,
+                "out_s": self.out_s,
             },
         )
 
@@ -213,6 +230,7 @@ class RunningJob:
             "suspended_mib": self.away_mib if self.phase is RunPhase.FROZEN else None,
             "moved_s": self.moved_s,
             "refused": self.refused,
+            "rehearsal": self.rehearsed,
         }
 
     def running_s(self, now: float) -> float:

@@ -65,7 +65,7 @@ class Suspender:
             outcome = json.loads(bytes(heard))
         except ValueError:  # killed, or the driver never came back
             text = f"the program that was to {what} it ended without a word"
-            outcome = {"ok": False, "mib": 0.0, "took_s": 0.0, "why": text, "lost": True, "suspended": False}
+            outcome = {"ok": False, "mib": 0.0, "took_s": 0.0, "why": text, "lost": True, "machine": False}
         log(f"run {run.name}: {what}: {json.dumps(outcome)}")
         self._done(run, what, outcome)
 

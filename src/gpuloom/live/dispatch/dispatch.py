@@ -14,10 +14,10 @@ from typing import Any
 from gpuloom.core.errors import InputError
 from gpuloom.core.job import Allocation, Attempt, EndReason, Job, Phase
 from gpuloom.core.share_class import is_pair
-from gpuloom.core.spec import OnPreempt, Spec
+from gpuloom.core.spec import OnPreempt
 from gpuloom.executors.gangs import Gangs
 from gpuloom.executors.node import RunSpec
-from gpuloom.executors.port import Capabilities, Cause, ExecutorError, RunStatus, not_run
+from gpuloom.executors.port import Cause, ExecutorError, RunStatus, not_run
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch.in_place import goes_on, in_members, resizes_in_place
 from gpuloom.live.dispatch.launch import run_specs
@@ -29,6 +29,7 @@ from gpuloom.live.planning.eligible import blocked
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.records.fleet import model_of, shares_gpus
 from gpuloom.live.records.ledger import Draft, Ledger
+from gpuloom.live.records.rehearsals import AFTER_S, NO_SUSPENDING
 from gpuloom.live.records.work import WorkDone
 
 FREEZE_S = 5.0
@@ -36,6 +37,7 @@ FREEZE_S = 5.0
 SUSPEND_S = 600.0
 """The same, where its GPU memory is moved: what moves it ends itself then (executors/suspending.py)."""
 
+SUSPENDS = frozenset({OnPreempt.AUTO, OnPreempt.SUSPEND})
 RETRY_S = 1.0
 """Time of the next try after the store or the executor failed."""
 
@@ -67,6 +69,7 @@ class Dispatch:
         """cut: nodes that can't be talked to now, and why. say: told of runs that could not even be asked for."""
         self.ledger, self.planning, self.work, self.gangs, self.clock = ledger, planning, work, gangs, clock
         self.book, self.claims, self.cut = ledger.book, planning.claims, cut
+        self.rehearsals = planning.scene.rehearsals
         self.say = say
         self.strangers: dict[str, Collection[str]] = {}
         self.refused: set[int] = set()
@@ -114,10 +117,11 @@ class Dispatch:
         drafts: list[Draft] = []
         for job in ends:
             spec, attempt = self.book.jobs[job].spec, self.book.attempts.get(job)
-            if spec.on_preempt is OnPreempt.SUSPEND and attempt is not None and job not in self.refused:
-                found = [self.gangs.capabilities(node) for node, _ in attempt.allocation]
-                if why := _why_not_suspended(spec, found):
-                    drafts.append(("attempt.not_suspended", job, {"why": why}))
+            if spec.on_preempt not in SUSPENDS or attempt is None or job in self.refused:
+                continue
+            able = spec.on_preempt is OnPreempt.SUSPEND or self.rehearsals.able(attempt)
+            if why := self._why_not_suspended(job) if able else "":
+                drafts.append(("attempt.not_suspended", job, {"why": why}))
         return drafts
 
     def _can_freeze(self, job: int) -> bool:
@@ -132,16 +136,29 @@ class Dispatch:
         outside of a container: what is in one is not among its processes.
         """
         spec = self.book.jobs[job].spec
-        if spec.on_preempt not in (OnPreempt.FREEZE, OnPreempt.SUSPEND):
-            return (
-                f"its --on-preempt is {spec.on_preempt}; after `gpuloom update {job} --on-preempt freeze` it can, and "
-                "keeps its GPU memory"
-            )
-        found = {node: self.gangs.capabilities(node) for node, _ in self.book.attempts[job].allocation}
+        instead = f"after `gpuloom update {job} --on-preempt freeze` it can, and keeps its GPU memory"
+        if spec.on_preempt is OnPreempt.AUTO:
+            why = self._why_not_suspended(job)
+            return f"{why}; {instead}" if why else ""
         if spec.on_preempt is OnPreempt.SUSPEND:
-            return _why_not_suspended(spec, list(found.values()))
+            return self._why_not_suspended(job)
+        if spec.on_preempt is not OnPreempt.FREEZE:
+            return f"its --on-preempt is {spec.on_preempt}; {instead}"
+        found = {node: self.gangs.capabilities(node) for node, _ in self.book.attempts[job].allocation}
         stuck = [node for node, one in found.items() if one is not None and not one.freezes]
         return f"node {stuck[0]} can't stop processes where they are" if stuck else ""
+
+    def _why_not_suspended(self, job: int) -> str:
+        """Why a job that is to be suspended can't be where it runs; '' if it can."""
+        record, attempt = self.book.jobs[job], self.book.attempts[job]
+        if record.spec.on_preempt is OnPreempt.AUTO:
+            return self.rehearsals.why_not(record, attempt)
+        if record.spec.container:
+            return "it runs in a container"
+        if len(attempt.allocation) > 1:
+            return f"it runs on {len(attempt.allocation)} nodes"
+        found = self.gangs.capabilities(attempt.nodes[0])
+        return "" if found is not None and found.suspends else NO_SUSPENDING
 
     def keeps_limit(self, job: int) -> str:
         """The first node on which it runs that can't change the time limit of what runs; '' if all can."""
@@ -160,7 +177,7 @@ class Dispatch:
         """A job that was told to freeze and does not is told to save and end instead."""
         freezing = self.claims.freezing()
         until_s = {
-            job: told_s + (SUSPEND_S if self.book.jobs[job].spec.on_preempt is OnPreempt.SUSPEND else FREEZE_S)
+            job: told_s + (SUSPEND_S if self.book.jobs[job].spec.on_preempt in SUSPENDS else FREEZE_S)
             for job, told_s in freezing.items()
         }
         late = [job for job in freezing if now > until_s[job] or job in self.refused]
@@ -374,6 +391,7 @@ class Dispatch:
             environment=environment,
             limit_s=limit_s,
             in_place=resizes_in_place(job.spec, attempt.allocation, self.gangs.capabilities),
+            rehearse_s=AFTER_S if self.rehearsals.due(job, attempt) else None,
         )
 
     def _not_started(self, attempt: Attempt, cause: Cause, message: str, now: float) -> None:
@@ -385,14 +403,3 @@ class Dispatch:
 def as_json(allocation: Allocation) -> list[Any]:
     """An allocation as events hold it."""
     return [[node, list(gpus)] for node, gpus in allocation]
-
-
-def _why_not_suspended(spec: Spec, found: Sequence[Capabilities | None]) -> str:
-    """Why a job can't be suspended where it runs; '' if it can. found: what its nodes can do; None: not there now."""
-    if spec.container:
-        return "it runs in a container"
-    if len(found) > 1:
-        return f"it runs on {len(found)} nodes"
-    if found[0] is None or not found[0].suspends:
-        return "its node can't suspend; gpuloom share doctor there says why"
-    return ""

@@ -46,6 +46,7 @@ from gpuloom.live.planning.gpu_memory import raised_mib
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.records.fleet import Slot, gpu_memory_of, slots_of
 from gpuloom.live.records.ledger import Draft, Ledger
+from gpuloom.live.records.rehearsals import REHEARSED
 from gpuloom.live.records.work import WorkDone
 
 log = logging.getLogger("gpuloom.scheduler")
@@ -125,6 +126,8 @@ class Intake:
                 continue
             job = self.book.jobs[attempt.job]
             drafts.extend(self._running(attempt, status))
+            if status.rehearsal is not None:
+                drafts.extend(self.dispatch.rehearsals.told(job, attempt, status.rehearsal))
             if status.phase is RunPhase.FROZEN:
                 if attempt.phase in (Phase.STARTING, Phase.RUNNING):
                     drafts.append(("attempt.frozen", job.id, _moved(status)))
@@ -153,6 +156,9 @@ class Intake:
         # In one write: who can never start any more must not be left behind by a crash.
         drafts += self.follow_up(ends)
         self.ledger.write([*drafts, *self.gpu_states(gpus)])
+        for kind, _, data in drafts:
+            if kind == REHEARSED:
+                self.dispatch.rehearsals.learn(data)
         for run in free:
             self._unreleased.pop(run, None)
         self._strangers_gone(statuses)

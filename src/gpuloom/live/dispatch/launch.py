@@ -25,12 +25,13 @@ def run_specs(
     environment: Mapping[str, str] | None = None,
     limit_s: float | None = None,
     in_place: bool = False,
+    rehearse_s: float | None = None,
 ) -> tuple[RunSpec, ...]:
     """What to run for this attempt: one for each of its members, in the order of ranks.
 
     nodes: by name, those of its allocation among them. resumes: it has run before. environment: values of the
     job's own environment variables; None: they are not kept any more. limit_s: it may run for so long. in_place: its
-    members may go on in the next attempt.
+    members may go on in the next attempt. rehearse_s: as in `RunRequest`.
 
     Raises:
         InputError: it can't be run any more; says why.
@@ -42,7 +43,18 @@ def run_specs(
     uuids = tuple(_uuids(nodes, name, gpus) for name, gpus in members)
     peers = tuple(Peer(name, nodes[name].address, len(gpus)) for name, gpus in members)
     specs = tuple(
-        _member(job, attempt, nodes[name], rank, uuids[rank], peers, own, resumes=resumes, limit_s=limit_s)
+        _member(
+            job,
+            attempt,
+            nodes[name],
+            rank,
+            uuids[rank],
+            peers,
+            own,
+            resumes=resumes,
+            limit_s=limit_s,
+            rehearse_s=rehearse_s,
+        )
         for rank, (name, _) in enumerate(members)
     )
     if not in_place or job.spec.replicas is None:
@@ -92,6 +104,7 @@ def _member(
     *,
     resumes: bool,
     limit_s: float | None,
+    rehearse_s: float | None,
 ) -> RunSpec:
     spec = job.spec
     gpus = attempt.allocation[rank][1]
@@ -125,8 +138,9 @@ def _member(
         launcher=launcher_for(spec),
         ps=spec.ps,
         hold=len(peers) > 1,
-        suspends=spec.on_preempt is OnPreempt.SUSPEND
+        suspends=spec.on_preempt in (OnPreempt.AUTO, OnPreempt.SUSPEND)
         and len(peers) == 1
         and node.kind is DeviceKind.GPU
         and not spec.container,
+        rehearse_s=rehearse_s,
     )

@@ -38,6 +38,7 @@ from gpuloom.live.planning.standby import FALLBACK
 from gpuloom.live.planning.times import Times
 from gpuloom.live.planning.world import Memory, World
 from gpuloom.live.planning.worlds import Worlds
+from gpuloom.live.records.rehearsals import Rehearsals
 from gpuloom.live.records.work import WorkDone
 from gpuloom.policies.base import Policy
 from gpuloom.store.errors import StoreError
@@ -74,6 +75,7 @@ class Planning:
         claims: Claims | None = None,
         kernels: KernelSpeeds | None = None,
         memory: GpuMemory | None = None,
+        rehearsals: Rehearsals | None = None,
     ) -> None:
         """stored: nobody has just asked for this policy, it was set before: if it can't be had any more the fallback
         decides. saved: its memory as it was written down last. beside: best-effort jobs may share GPUs with
@@ -87,6 +89,8 @@ class Planning:
         self.scene = Scene(book, work, estimates, speeds, self.claims, read(FALLBACK), kernels or KernelSpeeds())
         if memory is not None:
             self.scene.memory = memory
+        if rehearsals is not None:
+            self.scene.rehearsals = rehearsals
         self.yielding: set[int] = set()
         """Jobs that the pass under way has told to make way."""
         self.no_starts = ""

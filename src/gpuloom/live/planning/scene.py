@@ -10,14 +10,18 @@ from typing import NamedTuple
 from gpuloom.core.book import Book
 from gpuloom.core.job import Allocation, DeviceKind, Job, gpus_in
 from gpuloom.core.pace import Pace
+from gpuloom.core.spec import OnPreempt
 from gpuloom.live.planning.claims import Claims
 from gpuloom.live.planning.estimates import Estimate, Estimates, left_s, like_of
 from gpuloom.live.planning.gpu_memory import GpuMemory
 from gpuloom.live.planning.kernel_speeds import KernelSpeeds
 from gpuloom.live.planning.model_speeds import ModelSpeeds
 from gpuloom.live.records.fleet import Slot, model_of, open_slots
+from gpuloom.live.records.rehearsals import Rehearsals
 from gpuloom.live.records.work import WorkDone
 from gpuloom.policies.base import Policy
+
+STAYS = frozenset({OnPreempt.FREEZE, OnPreempt.SUSPEND})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,7 @@ class Scene:
     kernels: KernelSpeeds
     coming: Coming = NONE_COMES
     memory: GpuMemory = field(default_factory=lambda: GpuMemory(lambda user, name, limit: ()))
+    rehearsals: Rehearsals = field(default_factory=Rehearsals)
     shut: Mapping[str, str] = field(default_factory=dict)
     """Nodes on which nothing can be started or stopped now, and why: who runs there goes on."""
 
@@ -73,6 +78,10 @@ class Scene:
     def preempts(self) -> bool:
         """Whether the policy stops running jobs, if only to move them."""
         return self.policy.stops_running
+
+    def stays(self, job: Job) -> bool:
+        """Whether a job that makes way does so where it is, and goes on there."""
+        return self.rehearsals.way(job, self.book.attempts.get(job.id)) in STAYS
 
     def level(self, job: int) -> int:
         """The priority of a job as passes see it. What a policy with classes of its own reads from it stays in one."""
@@ -126,5 +135,6 @@ class Scene:
             self.kernels,
             self.coming,
             self.memory.copy(),
+            self.rehearsals,
             self.shut,
         )

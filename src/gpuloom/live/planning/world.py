@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -23,7 +23,6 @@ from gpuloom.core.job import ENDED, Allocation, Job, Phase, gpus_in
 from gpuloom.core.pairs import Apart
 from gpuloom.core.profile import Profiles
 from gpuloom.core.snapshot import Measured, Speed
-from gpuloom.core.spec import OnPreempt
 from gpuloom.core.state import State
 from gpuloom.core.workload import I4, Workload
 from gpuloom.engine.engine import Engine
@@ -86,9 +85,17 @@ class Collector:
         return taken
 
 
+class _Stay(Container[int]):
+    """The rows of jobs that stand still where they are when they make way."""
+
+    def __init__(self, jobs: Sequence[int], stays: Callable[[int], bool]) -> None:
+        self._jobs, self._stays = jobs, stays
+
+    def __contains__(self, row: object) -> bool:
+        return isinstance(row, int) and self._stays(self._jobs[row])
+
+
 NEVER_APART = Apart()
-FREEZES = frozenset({OnPreempt.FREEZE, OnPreempt.SUSPEND})
-"""Jobs that make way where they are, and go on there."""
 RANK_S = 1e8
 """A rank counts as much earlier: three years."""
 
@@ -126,6 +133,7 @@ class World:
         lost: Mapping[int, float] = MappingProxyType({}),
         frozen: Mapping[int, Allocation] = MappingProxyType({}),
         moves: Collection[str] = (),
+        stays: Callable[[int], bool] = lambda job: False,
     ) -> None:
         """eligible: those that wait; met: those that the policy knows. fixed: of `placed`, those that
         stay as they are. left: jobs (of `jobs`) that have ended since the world before this one: the policy has not
@@ -135,7 +143,8 @@ class World:
         freed: nodes on which jobs that go on have lost GPUs.
         apart: groups that did not pay.
         lost: of `placed`, work that a job would have to do again if it were stopped, seconds: policies reckon with it.
-        frozen: where jobs stand still and can go on. moves: nodes on which those go on in any slots."""
+        frozen: where jobs stand still and can go on. moves: nodes on which those go on in any slots.
+        stays: whether a job that makes way stands still where it is, as things are when it does."""
         ordered = sorted(jobs, key=lambda job: (-rank.get(job.id, 0), job.submitted_s, job.id))
         columns = roster.columns(ordered, profiles if profiles.own else ())
         self.fleet, self.policy = fleet, policy
@@ -198,7 +207,7 @@ class World:
             self.engine.snapshot.again_s = floats(again_s).toreadonly()
         self.engine.snapshot.fixed = frozenset(self.row_of[job] for job in fixed)
         self.state.moves_on = frozenset([at for at, name in enumerate(fleet.names) if name in moves])
-        self.state.stay_away = frozenset([row for row, job in enumerate(ordered) if job.spec.on_preempt in FREEZES])
+        self.state.stay_away = _Stay(self.jobs, stays)
         for number in ((eligible & met) - self.unplaceable - placed.keys()) & frozen.keys():
             if (where := fleet.placement(frozen[number])) is not None:
                 self.state.suspended(self.row_of[number], where)

@@ -20,7 +20,7 @@ from gpuloom.live.planning.held_gpus import HeldGpus
 from gpuloom.live.planning.roster import Roster
 from gpuloom.live.planning.scene import Scene
 from gpuloom.live.planning.shortage import nothing_to_give, unplaceable
-from gpuloom.live.planning.world import FREEZES, Memory, Placed, World
+from gpuloom.live.planning.world import Memory, Placed, World
 from gpuloom.live.records.fleet import fleet_of, models_of
 from gpuloom.policies.base import Policy
 
@@ -170,7 +170,8 @@ class Worlds:
             going={n: self.going[n] for n in placements if n in self.going},
             freed=self.freed,
             apart=self.apart(),
-            lost={n: has.done_s for n, has in placements.items() if _keeps_nothing(book.jobs[n])},
+            lost={n: has.done_s for n, has in placements.items() if self._keeps_nothing(book.jobs[n])},
+            stays=lambda number: number in book.jobs and self.scene.stays(book.jobs[number]),
             frozen={n: where for n in waiting if (where := self.scene.claims.stands(n)) is not None},
             moves=self.scene.moves,
         )
@@ -182,7 +183,6 @@ class Worlds:
         self.freed.clear()
         return world, {job: unplaceable(book, self.scene.shut, book.jobs[job], world) for job in world.unplaceable}
 
-
-def _keeps_nothing(job: Job) -> bool:
-    """Whether a job that makes way begins anew, as far as is known: of its earlier attempts nothing was kept."""
-    return job.attempts > 1 and job.work_s == 0.0 and job.held_s > LEAST_HELD_S and job.spec.on_preempt not in FREEZES
+    def _keeps_nothing(self, job: Job) -> bool:
+        """Whether a job that makes way begins anew, as far as is known: of its earlier attempts nothing was kept."""
+        return job.attempts > 1 and job.work_s == 0.0 and job.held_s > LEAST_HELD_S and not self.scene.stays(job)

@@ -228,10 +228,11 @@ class JobSpec(BaseModel):
     retries: int = Field(
         DEFAULTS.retries, strict=True, ge=0, le=1000, description="How often to retry after a failure."
     )
-    on_preempt: Literal["checkpoint", "freeze", "suspend", "never"] = Field(
+    on_preempt: Literal["auto", "checkpoint", "freeze", "suspend", "never"] = Field(
         DEFAULTS.on_preempt.value,
-        description="checkpoint: notice, then stop, and start again later; freeze: freeze in place and go on later; "
-        "suspend: the same, and its GPU memory waits in the machine's memory; never: run to the end once started.",
+        description="What happens when it makes way. checkpoint: notice, then stop, and start again later; freeze: "
+        "freeze in place and go on later; suspend: the same, and its GPU memory waits in the machine's memory; auto: "
+        "suspend where the machine can and the program was seen to bear it, else checkpoint; never: run to the end.",
     )
     grace: Grace = Field(DEFAULTS.grace, description="Time between notice and kill.")
     checkpoint: str | None = Field(

@@ -252,6 +252,14 @@ class SuspensionView(TypedDict):
     back_at_s: Annotated[float | None, "When it went on; null: it has not yet."]
     in_s: Annotated[float | None, "How long bringing it back took."]
     why_not: Annotated[str, "Why it could not be suspended, and was told to save and end; '': it was."]
+    rehearsal: Annotated[bool, "It was only to see whether its program bears it: nobody else had its GPUs."]
+
+
+class MakesWayView(TypedDict):
+    """What happens to a running job that makes way."""
+
+    way: Literal["checkpoint", "freeze", "suspend", "never"]
+    why: Annotated[str, "Of one with on_preempt auto: why it is not suspended where its node could; '': it is."]
 
 
 class GpuMemoryView(TypedDict):
@@ -348,7 +356,8 @@ class ShowView(TypedDict):
     gpu_memory: Annotated[GpuMemoryView | None, "What it needs on one GPU; null: not known."]
     attempts: list[AttemptView]
     resizes: Annotated[list[ResizeView], "Of an elastic job; of many the last thousand."]
-    suspensions: Annotated[list[SuspensionView], "Of a job with on_preempt suspend; of many the last thousand."]
+    suspensions: Annotated[list[SuspensionView], "Also rehearsals; of many the last thousand."]
+    makes_way: Annotated[MakesWayView | None, "null: it does not run."]
     events: Annotated[list[EventView], "The last ones about it."]
     log: Annotated[str, "Path of its last log; NODE:PATH where that is on another machine, the path in its home."]
     group: Annotated[GroupView | None, "Those that share GPUs with it now, it among them; null: nobody does."]

@@ -30,6 +30,7 @@ from gpuloom.live.views.job_answers import (
     EventView,
     JobView,
     KeptView,
+    MakesWayView,
     MemberView,
     RatesView,
     ReasonView,
@@ -233,10 +234,11 @@ def show_view(
     suspensions: Iterable[Event] = (),
     hooked: Hooked | None = None,
     need: Need | None = None,
+    makes_way: MakesWayView | None = None,
 ) -> ShowView:
     """Everything about a job. pace: how fast it is on each GPU model. resizes, suspensions: its events of that. log:
     where its last log is; '' for none. group: of which it is a member. hooked: what hooks saw of its last run. need:
-    its memory on one GPU; None: not known."""
+    its memory on one GPU; None: not known. makes_way: None: it does not run."""
     return {
         "job": view,
         "spec": spec.to_json(),
@@ -248,6 +250,7 @@ def show_view(
         "attempts": [attempt_view(attempt, now_s, spec.replicas) for attempt in attempts],
         "resizes": resize_views(resizes),
         "suspensions": suspension_views(suspensions),
+        "makes_way": makes_way,
         "events": [event_view(event) for event in events],
         "log": log,
         "group": group,

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Literal
 
 from gpuloom.core.events import Event
-from gpuloom.live.views.job_answers import SuspensionView
+from gpuloom.core.spec import OnPreempt
+from gpuloom.live.records.rehearsals import REHEARSED
+from gpuloom.live.views.job_answers import MakesWayView, SuspensionView
 
-SUSPENSIONS = ("attempt.frozen", "attempt.thawed", "attempt.not_suspended")
+WAYS: Mapping[OnPreempt, Literal["checkpoint", "freeze", "suspend", "never"]] = {
+    OnPreempt.CHECKPOINT: "checkpoint",
+    OnPreempt.FREEZE: "freeze",
+    OnPreempt.SUSPEND: "suspend",
+    OnPreempt.NEVER: "never",
+}
+SUSPENSIONS = ("attempt.frozen", "attempt.thawed", "attempt.not_suspended", REHEARSED)
 """Events of which `suspension_views` makes an answer."""
 
 
@@ -16,7 +25,10 @@ def suspension_views(events: Iterable[Event]) -> list[SuspensionView]:
     found: list[SuspensionView] = []
     for event in events:
         data = event.data
-        if event.type == "attempt.not_suspended":
+        if event.type == REHEARSED:
+            if not data["earnest"]:
+                found.append(_rehearsal(event))
+        elif event.type == "attempt.not_suspended":
             found.append(_view(event.at_s, None, None, data["why"]))
         elif event.type == "attempt.frozen" and "moved_s" in data:
             found.append(_view(event.at_s, data.get("suspended_mib"), data["moved_s"], ""))
@@ -25,5 +37,20 @@ def suspension_views(events: Iterable[Event]) -> list[SuspensionView]:
     return found
 
 
+def makes_way_view(way: OnPreempt, why: str) -> MakesWayView:
+    """What happens to a running job that makes way. why: one with on_preempt auto is not suspended."""
+    return {"way": WAYS[way], "why": why}
+
+
 def _view(at_s: float, mib: float | None, out_s: float | None, why_not: str) -> SuspensionView:
-    return {"at_s": at_s, "mib": mib, "out_s": out_s, "back_at_s": None, "in_s": None, "why_not": why_not}
+    return {"at_s": at_s, "mib": mib, "out_s": out_s, "back_at_s": None, "in_s": None, "why_not": why_not,
+        "rehearsal": False,
+    }  # fmt: skip
+
+
+def _rehearsal(event: Event) -> SuspensionView:
+    data = event.data
+    if not data["ok"]:
+        return {**_view(event.at_s, None, None, data["why"]), "rehearsal": True}
+    view = _view(event.at_s - data["in_s"], data["mib"], data["out_s"], "")
+    return {**view, "back_at_s": event.at_s, "in_s": data["in_s"], "rehearsal": True}

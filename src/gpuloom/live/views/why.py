@@ -261,7 +261,7 @@ def _of_one_that_waits(known: Known, reason: Reason, found: Outlook | None, amon
     job, now = known.job, known.now_s
     view = _view(known, reason.code, reason.text)
     view["numbers"] = {key: float(value) for key, value in reason.numbers.items()}
-    frozen = "suspended" if job.spec.on_preempt is OnPreempt.SUSPEND else "frozen"
+    frozen = "frozen" if job.spec.on_preempt is OnPreempt.FREEZE else "suspended"
     state = f"is {frozen} and waits" if job.phase is Phase.FROZEN else "waits"
     sentences = [f"Job {job.id} ({job.name}, {plural(job.gpus, 'GPU')}) {state}. {reason.text}", *known.apart]
     view["sentences"] = sentences
