@@ -156,9 +156,9 @@ class Intake:
         # In one write: who can never start any more must not be left behind by a crash.
         drafts += self.follow_up(ends)
         self.ledger.write([*drafts, *self.gpu_states(gpus)])
-        for kind, _, data in drafts:
+        for kind, _, told_of in drafts:
             if kind == REHEARSED:
-                self.dispatch.rehearsals.learn(data)
+                self.dispatch.rehearsals.learn(told_of)
         for run in free:
             self._unreleased.pop(run, None)
         self._strangers_gone(statuses)
