@@ -100,7 +100,7 @@ def test_the_class(tmp_path: Path) -> None:
     profiled = dry("--class", "high", "--kernel-profile", "kernels/a.kernels.jsonl", "--", "x")
     assert profiled["kernel_profile"] == "kernels/a.kernels.jsonl"  # from the working directory on, wherever that is
     for text, told in (
-        ("class: low", "job.yaml:2: class is 'low': Input should be 'high' or 'best-effort'"),
+        ("class: low", "job.yaml:2: class is 'low': Input should be 'high', 'best-effort' or 'interactive'"),
         ("class: high\nshare_class: high", "job.yaml:2: class and share_class are the same: write one of them"),
         ("task_type: serving", "job.yaml:2: task_type is 'serving': Input should be 'inference', 'interactive'"),
         ("real_time: 1", "job.yaml:2: real_time is 1: Input should be a valid boolean"),

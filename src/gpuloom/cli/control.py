@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuloom.cli.groups import Choice
+from gpuloom.cli.groups import Choice, Priority
 from gpuloom.cli.job_options import speeds_of
 from gpuloom.cli.jobs import ENDED, OPEN
 from gpuloom.cli.live import JOBS_HELP, Memory, connect, live_options, numbers, plain, runs_of, say_json
@@ -304,7 +304,7 @@ class OrNone(click.ParamType[Any]):
 @click.command(epilog=JOBS_HELP)
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 @click.option("--name", metavar="TEXT", help="Name.")
-@click.option("--priority", type=int, metavar="N", help="Higher goes first.")
+@click.option("--priority", type=Priority(), metavar="N", help="Higher goes first; high is 10, low is -10.")
 @click.option(
     "--time-limit", type=OrNone(Duration()), metavar="TIME|none", help="Running time after which the job is stopped."
 )

@@ -29,6 +29,19 @@ class Choice(click.Choice[str]):
             self.fail(f"{value!r} is not one of {', '.join(self.choices)}{hint}", param, ctx)
 
 
+class Priority(click.ParamType[int]):
+    """A number, or a word for one."""
+
+    name = "priority"
+    words: Mapping[str, int] = {"low": -10, "normal": 0, "high": 10}
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return self.words[value] if value in self.words else int(value)
+        except ValueError:
+            self.fail(f"{value!r} is no priority: give a number (higher goes first), low, normal or high", param, ctx)
+
+
 class Group(click.Group):
     """A group whose help has each command's summary on one line, whole.
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import click
 
-from gpuloom.cli.groups import Choice
+from gpuloom.cli.groups import Choice, Priority
 from gpuloom.cli.live import Memory
 from gpuloom.cli.run_options import Duration
 from gpuloom.core.errors import InputError
-from gpuloom.core.share_class import CLASSES, IMPORTANCES, TASK_TYPES
+from gpuloom.core.share_class import CLASSES, IMPORTANCES, INTERACTIVE, TASK_TYPES
 
 KEY_OF_COMMAND = "gpuloom.command"
 KEY_OF_ARGUMENTS = "gpuloom.arguments"
@@ -101,7 +101,7 @@ OPTIONS = (
         "--cpus", type=click.FloatRange(0, min_open=True), metavar="N", help="CPU cores that the job may use."
     ),
     click.option("--memory", type=Memory(), metavar="SIZE", help="Main memory that the job may use (16GiB)."),
-    click.option("--priority", type=int, metavar="N", help="Higher goes first [0]."),
+    click.option("--priority", type=Priority(), metavar="N", help="Higher goes first [0]; high is 10, low is -10."),
     click.option("--after", multiple=True, metavar="JOBS", help="Wait until these jobs have succeeded (12,13 or 12_)."),
     click.option(
         "--after-any", multiple=True, metavar="JOBS", help="Wait until these jobs have ended, in whatever way."
@@ -162,8 +162,9 @@ OPTIONS = (
     click.option(
         "--class",
         "share_class",
-        type=Choice(CLASSES),
-        help="May share its GPU: high keeps its latency, best-effort takes what high leaves.",
+        type=Choice([*CLASSES, INTERACTIVE]),
+        help="May share its GPU: high keeps its latency, best-effort takes what high leaves. interactive: as high, and "
+        "with a --time-limit of an hour or less running jobs of a lower priority are suspended for it.",
     ),
     click.option(
         "--task-type",

@@ -4,7 +4,8 @@ Types and their data (all JSON):
     jobs.submitted      {user, spec, first, count, indices|null, held, after, estimates: [[seconds, source], …], name}
                         name: if the job has another one than its spec
     job.held, job.released                  {}
-    job.suspended, job.resumed              {}
+    job.suspended       {}, or {for}: the interactive job for which it makes room
+    job.resumed         {}
     job.updated         {spec, after, estimate_s, estimate_from, name}; or, of several jobs that shared a spec and
                         share the changed one, for all but the first {changes, spec_of, after, estimate_s,
                         estimate_from}

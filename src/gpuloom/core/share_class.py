@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 HIGH, BEST_EFFORT = "high", "best-effort"
 CLASSES = (HIGH, BEST_EFFORT)
-TASK_TYPES = ("inference", "interactive", "training", "batch")
-URGENT_TASKS = ("inference", "interactive")
+INTERACTIVE = "interactive"
+TASK_TYPES = ("inference", INTERACTIVE, "training", "batch")
+URGENT_TASKS = ("inference", INTERACTIVE)
 IMPORTANCES = ("high", "low")
 
 

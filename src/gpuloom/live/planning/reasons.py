@@ -53,6 +53,9 @@ def _why(planning: Planning, jobs: Iterable[int], now_s: float) -> dict[int, Rea
             found[number] = vacated(planning, number)
         elif job.phase is Phase.HELD and planning.watches:
             found[number] = Reason(WaitCode.HELD, "It is kept back.")
+        elif job.suspended and (other := planning.scene.room.get(number)) is not None:
+            text = f"It makes room for job {other}, which is interactive, and goes on when that has ended."
+            found[number] = Reason(WaitCode.SUSPENDED, text, {"job": other})
         elif job.suspended or job.phase is Phase.HELD:
             found[number] = blocked(job, planning.book.jobs, now_s) or Reason(WaitCode.HELD, "It is held.")
         elif number in planning.reasons:

@@ -61,6 +61,8 @@ class Scene:
     coming: Coming = NONE_COMES
     memory: GpuMemory = field(default_factory=lambda: GpuMemory(lambda user, name, limit: ()))
     rehearsals: Rehearsals = field(default_factory=Rehearsals)
+    room: dict[int, int] = field(default_factory=dict)
+    """Suspended jobs, and the interactive job for which each makes room (dispatch/room.py)."""
     shut: Mapping[str, str] = field(default_factory=dict)
     """Nodes on which nothing can be started or stopped now, and why: who runs there goes on."""
 
@@ -136,5 +138,6 @@ class Scene:
             self.coming,
             self.memory.copy(),
             self.rehearsals,
+            dict(self.room),
             self.shut,
         )

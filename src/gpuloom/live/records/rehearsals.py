@@ -65,6 +65,12 @@ class Rehearsals:
             return "its program was not rehearsed yet"
         return "" if seen.ok else f"its program does not bear it: {seen.why}"
 
+    def mib(self, job: Job, attempt: Attempt) -> float | None:
+        """GPU memory that moves when its program is suspended, as was seen last; None: it was not."""
+        program = self._program(job, attempt)
+        seen = None if program is None else self._seen.get(program)
+        return seen.mib if seen is not None and seen.ok else None
+
     def able(self, attempt: Attempt) -> bool:
         """Whether the node of a run can suspend programs."""
         return bool(self._driver_of(attempt.nodes[0]))

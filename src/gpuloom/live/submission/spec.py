@@ -27,7 +27,7 @@ from gpuloom.core.job import Needed
 from gpuloom.core.kernel_load import profile_and_load
 from gpuloom.core.masked import masked
 from gpuloom.core.replicas import replicas_of
-from gpuloom.core.share_class import job_class
+from gpuloom.core.share_class import INTERACTIVE, job_class
 from gpuloom.core.spec import DEFAULTS, Spec, spec_of
 from gpuloom.core.units import parse_duration_s, parse_memory_mib
 from gpuloom.core.words import plural
@@ -257,13 +257,16 @@ class JobSpec(BaseModel):
         description="How fast the job is on GPU models, as ratios or iterations per second ({V100: 4, K80: 1}), until "
         "its own runs have shown it. job.yaml may have `speed:MODEL` for each instead.",
     )
-    share_class: Literal["high", "best-effort"] | None = Field(
+    share_class: Literal["high", "best-effort", "interactive"] | None = Field(
         None,
         description="May share its GPU kernel by kernel: high keeps its latency, best-effort takes what high leaves. "
-        "job.yaml may call it `class`. None: it follows from task_type, importance and real_time, if one is given.",
+        "interactive: as task_type interactive. job.yaml may call it `class`. None: it follows from task_type, "
+        "importance and real_time, if one is given.",
     )
     task_type: Literal["inference", "interactive", "training", "batch"] | None = Field(
-        None, description="inference and interactive make it class high, training and batch best-effort."
+        None,
+        description="inference and interactive make it class high, training and batch best-effort. For an interactive "
+        "job with a time limit of an hour or less running jobs of a lower priority that lose nothing are suspended.",
     )
     importance: Literal["high", "low"] | None = Field(
         None, description="Importance to the business: high makes it class high, whatever the task type."
@@ -311,6 +314,16 @@ class JobSpec(BaseModel):
         if not isinstance(speeds, Mapping):
             return data
         return {**others, "speeds": {**speeds, **{key[len(SPEED) :]: value for key, value in named.items()}}}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _interactive(cls, data: Any) -> Any:
+        """The class interactive is a type of task."""
+        if not isinstance(data, Mapping) or data.get("share_class") != INTERACTIVE:
+            return data
+        if data.get("task_type") not in (None, INTERACTIVE):
+            raise ValueError(f"class is 'interactive', but task_type is {shown(data['task_type'])}: give one of them")
+        return {**data, "share_class": None, "task_type": INTERACTIVE}
 
     @model_validator(mode="before")
     @classmethod

@@ -1,0 +1,195 @@
+"""Makes room for interactive jobs: running jobs that lose nothing are suspended until such a job has ended.
+
+"A GPU for ten minutes, now", under any policy: an interactive job with a short time limit that finds no free GPUs gets
+those of jobs of a lower priority whose programs bear being suspended. They are suspended as by `gpuloom suspend`, out
+of the policy's sight, and go on when it has ended. It is tried once for each job, on one node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import combinations
+
+from gpuloom.core.cluster import plain_model
+from gpuloom.core.events import Event
+from gpuloom.core.job import ENDED, Job, NodeRecord, Phase
+from gpuloom.core.share_class import INTERACTIVE
+from gpuloom.core.spec import OnPreempt
+from gpuloom.executors.suspending import KEEP_MIB
+from gpuloom.live.dispatch.dispatch import Dispatch
+from gpuloom.live.planning.eligible import blocked
+from gpuloom.live.planning.planning import Planning
+from gpuloom.live.records.fleet import Slot, slots_of
+from gpuloom.live.records.ledger import Draft, Ledger
+
+LONGEST_S = 3600.0
+"""Time limit up to which room is made for an interactive job: others wait for its end."""
+KEEPS_BACK = ("job.suspended", "job.resumed", "job.held", "job.released")
+"""Events of which the last one of a job says whether it makes room."""
+MOST_LOOKED_AT = 12
+"""Jobs of a node of which the best set is looked for, the smallest first."""
+
+
+class Room:
+    """Used by the scheduler's thread alone.
+
+    Args:
+        free_mib: main memory that a node has left; None: not known. events: of those that suspend, resume, hold or
+            release a job, the last one.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        planning: Planning,
+        dispatch: Dispatch,
+        *,
+        free_mib: Callable[[str], float | None],
+        events: Callable[[int], Iterable[Event]],
+    ) -> None:
+        self._ledger, self._planning, self._dispatch, self._free_mib = ledger, planning, dispatch, free_mib
+        self._tried: set[int] = set()
+        """Waiting jobs for which room was made, or could not be."""
+        self._hurried: set[int] = set()
+        """Waiting jobs for which room is to be made."""
+        ledger.book.watch(self._changed)
+        for job in ledger.book.jobs.values():
+            if job.suspended or job.phase is Phase.HELD:
+                for event in events(job.id):
+                    if (other := event.data.get("for")) is not None:
+                        planning.scene.room[job.id] = other
+                        self._tried.add(other)
+
+    def look(self, now_s: float) -> None:
+        """Let go on who need not make room any more, and make room. Raises StoreError."""
+        if self._planning.scene.room:
+            self._give_back()
+        jobs = self._ledger.book.jobs
+        self._tried.intersection_update(jobs)
+        waiting = [jobs[number] for number in self._hurried if number not in self._tried]
+        for job in sorted(waiting, key=lambda job: (-job.priority, job.submitted_s, job.id)):
+            if job.id in self._planning.claims.grants or blocked(job, jobs, now_s):
+                continue
+            free = self._free()
+            if self._starts_on_free(job, free):
+                continue
+            self._tried.add(job.id)
+            if found := self._least(job, free):
+                drafts: list[Draft] = [("job.suspended", number, {"for": job.id}) for number in found]
+                self._ledger.write(drafts)
+                self._planning.scene.room.update(dict.fromkeys(found, job.id))
+                self._dispatch.suspend(found, now_s)
+                self._planning.stale()
+
+    def _changed(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
+            if job.phase is Phase.QUEUED and hurries(job):
+                self._hurried.add(job.id)
+            else:
+                self._hurried.discard(job.id)
+
+    def _give_back(self) -> None:
+        """Jobs that were suspended for one that has ended, is kept back, or runs elsewhere go on."""
+        room, jobs = self._planning.scene.room, self._ledger.book.jobs
+        over: list[Draft] = []
+        for number, other in list(room.items()):
+            job = jobs.get(number)
+            if (
+                job is None or job.phase in ENDED or not (job.suspended or job.phase is Phase.HELD)
+            ):  # or resumed by hand
+                del room[number]
+            elif self._needs(jobs.get(other), number):
+                continue
+            elif job.phase in (Phase.RUNNING, Phase.FROZEN, Phase.STOPPING):
+                over.append(("job.resumed", number, {}))
+            elif job.phase is Phase.HELD:  # it could not be suspended, and was told to end
+                over.append(("job.released", number, {}))
+        if over:
+            self._ledger.write(over)
+            for _, back, _ in over:
+                if back is not None:
+                    room.pop(back, None)
+                    self._planning.asks_anew(back)
+            self._planning.stale()
+
+    def _needs(self, other: Job | None, number: int) -> bool:
+        """Whether a job still needs the GPUs of the one that made room for it."""
+        if other is None or other.phase in ENDED or other.phase is Phase.HELD:
+            return False
+        attempt = self._ledger.book.attempts.get(other.id)
+        has = self._planning.claims.grants.get(other.id) or (attempt.allocation if attempt is not None else None)
+        gave = self._ledger.book.attempts.get(number)
+        if has is None or gave is None:
+            return True
+        return not set(slots_of(gave.allocation)).isdisjoint(slots_of(has))
+
+    def _free(self) -> set[Slot]:
+        """GPUs in service that nobody has or is about to have."""
+        book, claims = self._ledger.book, self._planning.claims
+        busy = [attempt.allocation for attempt in book.attempts.values() if attempt.phase is not Phase.FROZEN]
+        held = {slot for allocation in (*busy, *claims.grants.values()) for slot in slots_of(allocation)}
+        return self._planning.scene.open_slots - held
+
+    def _starts_on_free(self, job: Job, free: Collection[Slot]) -> bool:
+        """Whether it needs nobody's GPUs."""
+        nodes = self._ledger.book.nodes
+        fitting = [slot for slot in free if _fits(job, nodes[slot[0]], slot[1])]
+        return len(fitting) >= job.gpus
+
+    def _least(self, job: Job, free: Collection[Slot]) -> Sequence[int]:
+        """The jobs of a node that have least on their GPUs, and make enough room; none: there are none."""
+        best: tuple[float, Sequence[int]] | None = None
+        open_slots = self._planning.scene.open_slots
+        for node in self._ledger.book.nodes.values():
+            there = {slot for slot in free if slot[0] == node.name and _fits(job, node, slot[1])}
+            able = self._able(job, node, open_slots)
+            needed, room_mib = job.gpus - len(there), self._free_mib(node.name)
+            for count in range(1, min(len(able), needed) + 1):
+                for some in combinations(able, count):
+                    mib = sum(able[number][1] for number in some)
+                    if sum(able[number][0] for number in some) < needed or (
+                        room_mib is not None and mib + KEEP_MIB > room_mib
+                    ):
+                        continue
+                    if best is None or mib < best[0]:
+                        best = mib, some
+        return () if best is None else best[1]
+
+    def _able(self, job: Job, node: NodeRecord, open_slots: Collection[Slot]) -> Mapping[int, tuple[int, float]]:
+        """GPUs that this job can have, and MiB on them, of each job of the node that would lose nothing."""
+        book, scene = self._ledger.book, self._planning.scene
+        on: dict[Slot, list[int]] = {}
+        for number, attempt in book.attempts.items():
+            for slot in slots_of(attempt.allocation) if attempt.phase is not Phase.FROZEN else ():
+                on.setdefault(slot, []).append(number)
+        found: dict[int, tuple[int, float]] = {}
+        for number, attempt in book.attempts.items():
+            other, slots = book.jobs[number], slots_of(attempt.allocation)
+            if (
+                attempt.phase is not Phase.RUNNING
+                or attempt.nodes != (node.name,)
+                or other.priority >= job.priority
+                or number in self._planning.claims.grants
+                or any(len(on[slot]) > 1 or slot not in open_slots for slot in slots)
+                or scene.rehearsals.way(other, attempt) is not OnPreempt.SUSPEND
+            ):
+                continue
+            mib = scene.rehearsals.mib(other, attempt)
+            usable = sum(1 for _, gpu in slots if _fits(job, node, gpu))
+            if usable and mib is not None:
+                found[number] = usable, mib
+        return dict(sorted(found.items(), key=lambda item: item[1][1])[:MOST_LOOKED_AT])
+
+
+def hurries(job: Job) -> bool:
+    """Whether room is made for a job."""
+    return job.spec.task_type == INTERACTIVE and job.spec.time_limit is not None and job.spec.time_limit <= LONGEST_S
+
+
+def _fits(job: Job, node: NodeRecord, index: int) -> bool:
+    """Whether the job may have this GPU."""
+    gpu = next(one for one in node.gpus if one.index == index)
+    wanted, memory_mib = job.spec.gpu_types, job.spec.gpu_memory
+    if wanted and not any(plain_model(name) == plain_model(gpu.model) for name in wanted):
+        return False
+    return memory_mib is None or gpu.memory_mib is None or gpu.memory_mib >= memory_mib
