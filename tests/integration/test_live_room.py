@@ -95,6 +95,18 @@ def test_as_little_as_needed_is_moved(tmp_path: Path) -> None:
         live.until(lambda: live.state(small, smallest) == ["running", "running"])
 
 
+def test_nobody_makes_room_where_it_may_run_beside_another(tmp_path: Path) -> None:
+    executor = Suspends()
+    with living(tmp_path, executor, slots=2, policy="fifo") as live:
+        (plain,) = running(live, executor)
+        training = live.submit(task_type="training")
+        now = live.submit(**NOW)
+        assert live.state(plain, training, now) == ["running"] * 3
+        assert live.book.attempts[now].allocation == live.book.attempts[training].allocation
+        more = live.submit(**NOW)
+        live.until(lambda: live.state(plain, more) == ["frozen", "running"])
+
+
 def test_those_who_make_room_go_on_if_it_is_cancelled_or_kept_back(tmp_path: Path) -> None:
     executor = Suspends()
     with living(tmp_path, executor, slots=1, policy="fifo") as live:

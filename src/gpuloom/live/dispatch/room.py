@@ -7,16 +7,18 @@ of the policy's sight, and go on when it has ended. It is tried once for each jo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import combinations
 
 from gpuloom.core.cluster import plain_model
 from gpuloom.core.events import Event
 from gpuloom.core.job import ENDED, Job, NodeRecord, Phase
-from gpuloom.core.share_class import INTERACTIVE
+from gpuloom.core.share_class import BEST_EFFORT, HIGH, INTERACTIVE
 from gpuloom.core.spec import OnPreempt
 from gpuloom.executors.suspending import KEEP_MIB
 from gpuloom.live.dispatch.dispatch import Dispatch
+from gpuloom.live.planning.claims import State
 from gpuloom.live.planning.eligible import blocked
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.records.fleet import Slot, slots_of
@@ -50,6 +52,8 @@ class Room:
         self._ledger, self._planning, self._dispatch, self._free_mib = ledger, planning, dispatch, free_mib
         self._tried: set[int] = set()
         """Waiting jobs for which room was made, or could not be."""
+        self._passed: set[int] = set()
+        """Of these, those that could have had a GPU beside a best-effort job: the policy was asked first."""
         self._hurried: set[int] = set()
         """Waiting jobs for which room is to be made."""
         ledger.book.watch(self._changed)
@@ -66,12 +70,18 @@ class Room:
             self._give_back()
         jobs = self._ledger.book.jobs
         self._tried.intersection_update(jobs)
+        self._passed &= self._hurried
         waiting = [jobs[number] for number in self._hurried if number not in self._tried]
         for job in sorted(waiting, key=lambda job: (-job.priority, job.submitted_s, job.id)):
             if job.id in self._planning.claims.grants or blocked(job, jobs, now_s):
                 continue
             free = self._free()
             if self._starts_on_free(job, free):
+                continue
+            if self._may_share(job) and (job.id not in self._passed or self._planning.times.again):
+                self._passed.add(job.id)
+                due_s = max(now_s, self._planning.due_s())  # once the pass that is due has been made
+                self._dispatch.retry_s = min(self._dispatch.retry_s, due_s)
                 continue
             self._tried.add(job.id)
             if found := self._least(job, free):
@@ -136,6 +146,18 @@ class Room:
         fitting = [slot for slot in free if _fits(job, nodes[slot[0]], slot[1])]
         return len(fitting) >= job.gpus
 
+    def _may_share(self, job: Job) -> bool:
+        """Whether it may run beside a best-effort job that has a GPU for itself."""
+        if job.spec.sharing_class != HIGH or not self._planning.policy.pairs:
+            return False
+        book = self._ledger.book
+        used = Counter(slot for attempt in book.attempts.values() for slot in slots_of(attempt.allocation))
+        return any(
+            book.jobs[number].spec.sharing_class == BEST_EFFORT
+            and all(used[slot] == 1 for slot in slots_of(attempt.allocation))
+            for number, attempt in book.attempts.items()
+        )
+
     def _least(self, job: Job, free: Collection[Slot]) -> Sequence[int]:
         """The jobs of a node that have least on their GPUs, and make enough room; none: there are none."""
         best: tuple[float, Sequence[int]] | None = None
@@ -166,7 +188,7 @@ class Room:
         for number, attempt in book.attempts.items():
             other, slots = book.jobs[number], slots_of(attempt.allocation)
             if (
-                attempt.phase is not Phase.RUNNING
+                self._planning.claims.state(number) is not State.RUNNING
                 or attempt.nodes != (node.name,)
                 or other.priority >= job.priority
                 or number in self._planning.claims.grants
