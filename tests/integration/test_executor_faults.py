@@ -121,7 +121,9 @@ class Story:
     def ended(self, run: str) -> RunStatus:
         """With all of its processes."""
         status = self.state(run, lambda status: status.exit is not None and status.exit.released)
-        assert not carrying(f"GPULOOM_RUN={self.executor._home_id}:{run}\0".encode())
+        mark = f"GPULOOM_RUN={self.executor._home_id}:{run}\0".encode()
+        # One that was killed a moment ago still has its environment until the kernel has taken its memory.
+        until(lambda: not carrying(mark), f"the end of {carrying(mark)}", 15.0)
         return status
 
     def tell(self) -> None:
