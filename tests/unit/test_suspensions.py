@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +71,49 @@ def test_a_memory_limit_is_raised_once_and_brought_back(tmp_path: Path) -> None:
 def test_without_a_driver_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GPULOOM_SHARE_DRIVER", str(tmp_path / "none.so"))
     assert suspending.check()["why"] == "no NVIDIA driver (libcuda.so.1) is here"
+
+
+class TwoGpus:
+    """Two of 80 GiB, of which others have something, by NVML."""
+
+    def __init__(self, *free_mib: list[float]) -> None:
+        self._free = list(free_mib)
+
+    def free_mib(self) -> list[float]:
+        return self._free.pop(0) if len(self._free) > 1 else self._free[0]
+
+
+class Restores:
+    """A driver that has one program suspended, and brings it back."""
+
+    def __init__(self) -> None:
+        self.did: list[str] = []
+
+    def state(self, pid: int) -> tuple[int, int]:
+        return suspending.OK, suspending.CHECKPOINTED
+
+    def restore(self, pid: int) -> int:
+        self.did.append("restore")
+        return suspending.OK
+
+    def unlock(self, pid: int) -> int:
+        self.did.append("unlock")
+        return suspending.OK
+
+
+def brought_back(folder: Path, gpus: Any) -> float:
+    driver: Any = Restores()
+    mib = suspending.resume(driver, gpus, [os.getpid()], str(folder), "")
+    assert driver.did == ["restore", "unlock"]
+    return mib
+
+
+def test_a_program_on_two_gpus_needs_of_each_what_it_had_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suspending._write(str(tmp_path), {"mib": 110_000.0, "each": [70_000.0, 40_000.0], "limit": ""})
+    assert brought_back(tmp_path, TwoGpus([80_000.0, 50_000.0])) == 110_000.0
+    assert brought_back(tmp_path, TwoGpus([60_000.0, 80_000.0], [75_000.0, 45_000.0])) == 110_000.0, "it waits"
+    monkeypatch.setattr(suspending, "ROOM_S", 0.0)
+    with pytest.raises(suspending.CantError, match="needs 70,000, 40,000 MiB on its GPU, and 80,000, 30,000 are free"):
+        brought_back(tmp_path, TwoGpus([80_000.0, 30_000.0]))
+    suspending._write(str(tmp_path), {"mib": 60_000.0, "limit": ""})  # by an older gpuloom
+    assert brought_back(tmp_path, TwoGpus([70_000.0, 65_000.0])) == 60_000.0

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 RECORD = "suspended.json"
-"""In the run's folder: what it had on its GPUs when it was suspended: {mib, limit}."""
+"""In the run's folder: what it had on its GPUs when it was suspended: {mib, each, limit}; each: on each of them."""
 LOCK = "suspending.lock"
 RUNNING, LOCKED, CHECKPOINTED = 0, 1, 2
 OK, NOT_INITIALIZED, OUT_OF_MEMORY, OS_ERROR, NOT_READY, NOT_SUPPORTED = 0, 3, 2, 304, 600, 801
@@ -115,17 +115,18 @@ class Gpus:
     def driver(self) -> str:
         return str(self._nvml.nvmlSystemGetDriverVersion())
 
-    def of_processes(self) -> dict[int, float]:
-        """MiB by process, of those that have a CUDA context there."""
-        found: dict[int, float] = {}
-        for handle in self._handles:
+    def of_processes(self) -> dict[int, list[float]]:
+        """MiB on each GPU by process, of those that have a CUDA context there."""
+        found: dict[int, list[float]] = {}
+        for at, handle in enumerate(self._handles):
             for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle):
-                found[process.pid] = found.get(process.pid, 0.0) + (process.usedGpuMemory or 0) / MIB
+                each = found.setdefault(process.pid, [0.0] * len(self._handles))
+                each[at] += (process.usedGpuMemory or 0) / MIB
         return found
 
-    def free_mib(self) -> float:
-        """The least that one of them has free."""
-        return min((self._nvml.nvmlDeviceGetMemoryInfo(handle).free / MIB for handle in self._handles), default=0.0)
+    def free_mib(self) -> list[float]:
+        """What each of them has free."""
+        return [self._nvml.nvmlDeviceGetMemoryInfo(handle).free / MIB for handle in self._handles]
 
     def mig(self) -> bool:
         """Whether one of them is divided."""
@@ -161,7 +162,8 @@ def suspend(driver: Driver, gpus: Gpus, pids: Sequence[int], folder: str, memory
         return 0.0
     if len(users) > 1:
         raise CantError(f"{len(users)} of its processes use CUDA; one alone can be suspended")
-    pid, mib = users[0], on_gpus[users[0]]
+    pid, each = users[0], on_gpus[users[0]]
+    mib = sum(each)
     code, state = driver.state(pid)
     if code == OS_ERROR:
         raise CantError("the driver lets only the program's own user suspend it", machine=True)
@@ -171,7 +173,7 @@ def suspend(driver: Driver, gpus: Gpus, pids: Sequence[int], folder: str, memory
     if room < mib + KEEP_MIB:
         text = f"it has {mib:,.0f} MiB on its GPUs, and the machine has only {room:,.0f} MiB of memory left"
         raise CantError(text, machine=True)
-    record = _write(folder, {"mib": mib, "limit": _limit(memory_max)})
+    record = _write(folder, {"mib": mib, "each": each, "limit": _limit(memory_max)})
     _set_limit(memory_max, str(record["limit"]), mib)
     if state == RUNNING:
         _lock(driver, pid)
@@ -200,13 +202,16 @@ def resume(driver: Driver, gpus: Gpus, pids: Sequence[int], folder: str, memory_
     if away:
         # A restore that finds too little memory loses the program: no other try is to be had.
         end = time.monotonic() + ROOM_S
-        while (free := gpus.free_mib()) < mib:
+        free_mib = gpus.free_mib()
+        each = record.get("each", [mib] * len(free_mib))  # an older gpuloom noted only the sum
+        while any(free < needed for free, needed in zip(free_mib, each, strict=True)):
             if not all(os.path.exists(f"/proc/{pid}") for pid in away):
                 raise CantError("it has ended", suspended=True)
             if time.monotonic() > end:
-                text = f"it needs {mib:,.0f} MiB on its GPU, and {free:,.0f} are free"
-                raise CantError(text, suspended=True)
+                needs, has = (", ".join(f"{mib:,.0f}" for mib in some) for some in (each, free_mib))
+                raise CantError(f"it needs {needs} MiB on its GPU, and {has} are free", suspended=True)
             time.sleep(0.05)
+            free_mib = gpus.free_mib()
     for pid in away:
         _restore(driver, pid)
     _set_limit(memory_max, str(record.get("limit", "")))
