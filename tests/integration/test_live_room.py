@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from fake_executor import Suspends
 from gpuloom.core.errors import InputError
 from gpuloom.executors.port import Rehearsal
+from gpuloom.live.dispatch import room
 from gpuloom.live.submission.spec import job_spec
 from live_builders import Live, living
 
@@ -66,17 +68,20 @@ def test_for_whom_no_room_is_made(tmp_path: Path, fields: dict[str, Any]) -> Non
     with living(tmp_path, executor, slots=2, policy="fifo") as live:
         both = running(live, executor, 2)
         other = live.service.submit([job_spec({"command": ["train"], **NOW, **fields})], user="ann")[0][0]
-        live.settle()
+        time.sleep(0.3)
         assert (live.state(*both), live.state(other)) == (["running"] * 2, ["queued"])
 
 
-def test_who_would_lose_something_goes_on(tmp_path: Path) -> None:
+def test_who_would_lose_something_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "AGAIN_S", 0.05)
     executor = Suspends()
     with living(tmp_path, executor, slots=1, policy="fifo") as live:
-        unknown, now = live.submit(), live.submit(**NOW)
+        unknown = live.submit()
+        now = live.submit_unsettled(job_spec({"command": ["train"], **NOW}))
+        time.sleep(0.3)
         assert live.state(unknown, now) == ["running", "queued"]
-        live.end(unknown)
-        live.until(lambda: live.state(now) == ["running"])
+        bears(live, executor, unknown)  # now it is known to lose nothing
+        live.until(lambda: live.state(unknown, now) == ["frozen", "running"])
 
 
 def test_as_little_as_needed_is_moved(tmp_path: Path) -> None:

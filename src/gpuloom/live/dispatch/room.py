@@ -2,7 +2,7 @@
 
 "A GPU for ten minutes, now", under any policy: an interactive job with a short time limit that finds no free GPUs gets
 those of jobs of a lower priority whose programs bear being suspended. They are suspended as by `gpuloom suspend`, out
-of the policy's sight, and go on when it has ended. It is tried once for each job, on one node.
+of the policy's sight, and go on when it has ended. It is made once for each job, on one node.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ LONGEST_S = 3600.0
 """Time limit up to which room is made for an interactive job: others wait for its end."""
 KEEPS_BACK = ("job.suspended", "job.resumed", "job.held", "job.released")
 """Events of which the last one of a job says whether it makes room."""
+AGAIN_S = 5.0
+"""Until room is looked for again where there was none: programs are rehearsed meanwhile, and memory comes free."""
 MOST_LOOKED_AT = 12
 """Jobs of a node of which the best set is looked for, the smallest first."""
 
@@ -50,8 +52,10 @@ class Room:
         events: Callable[[int], Iterable[Event]],
     ) -> None:
         self._ledger, self._planning, self._dispatch, self._free_mib = ledger, planning, dispatch, free_mib
-        self._tried: set[int] = set()
-        """Waiting jobs for which room was made, or could not be."""
+        self._made: set[int] = set()
+        """Waiting jobs for which room was made."""
+        self._again_s: dict[int, float] = {}
+        """Those for which there was none to be made, and when it is looked for again."""
         self._passed: set[int] = set()
         """Of these, those that could have had a GPU beside a best-effort job: the policy was asked first."""
         self._hurried: set[int] = set()
@@ -62,16 +66,17 @@ class Room:
                 for event in events(job.id):
                     if (other := event.data.get("for")) is not None:
                         planning.scene.room[job.id] = other
-                        self._tried.add(other)
+                        self._made.add(other)
 
     def look(self, now_s: float) -> None:
         """Let go on who need not make room any more, and make room. Raises StoreError."""
         if self._planning.scene.room:
             self._give_back()
         jobs = self._ledger.book.jobs
-        self._tried.intersection_update(jobs)
+        self._made.intersection_update(jobs)
         self._passed &= self._hurried
-        waiting = [jobs[number] for number in self._hurried if number not in self._tried]
+        self._again_s = {number: due_s for number, due_s in self._again_s.items() if number in self._hurried}
+        waiting = [jobs[number] for number in self._hurried if number not in self._made]
         for job in sorted(waiting, key=lambda job: (-job.priority, job.submitted_s, job.id)):
             if job.id in self._planning.claims.grants or blocked(job, jobs, now_s):
                 continue
@@ -83,13 +88,19 @@ class Room:
                 due_s = max(now_s, self._planning.due_s())  # once the pass that is due has been made
                 self._dispatch.retry_s = min(self._dispatch.retry_s, due_s)
                 continue
-            self._tried.add(job.id)
+            if (due_s := self._again_s.get(job.id, now_s)) > now_s:
+                self._dispatch.retry_s = min(self._dispatch.retry_s, due_s)
+                continue
             if found := self._least(job, free):
+                self._made.add(job.id)
                 drafts: list[Draft] = [("job.suspended", number, {"for": job.id}) for number in found]
                 self._ledger.write(drafts)
                 self._planning.scene.room.update(dict.fromkeys(found, job.id))
                 self._dispatch.suspend(found, now_s)
                 self._planning.stale()
+            else:
+                self._again_s[job.id] = now_s + AGAIN_S
+                self._dispatch.retry_s = min(self._dispatch.retry_s, now_s + AGAIN_S)
 
     def _changed(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
