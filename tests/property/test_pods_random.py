@@ -336,6 +336,13 @@ class Pods(RuleBasedStateMachine):
         twice = {run: pods for run, pods in self.began.items() if len(pods) > 1}
         assert not twice
 
+    def left(self) -> str:
+        """What there still is, as the cluster and as the attempts have it."""
+        kinds = {kind: self.api.store.items[kind].values() for kind in (POD, VCJOB, SECRET)}
+        there = [(kind.plural, one["metadata"], one.get("status")) for kind, items in kinds.items() for one in items]
+        heard = {one.run: self.heard.get(one.run) for specs in self.specs.values() for one in specs}
+        return f"{there}; {heard}; stopped {self.stopped}, ended {self.ends}"
+
     def teardown(self) -> None:
         try:
             self.api.faults.clear()
@@ -351,7 +358,10 @@ class Pods(RuleBasedStateMachine):
                 left = [self.api.store.items[kind] for kind in (POD, VCJOB, SECRET)]
                 return not self.specs and not any(left)
 
-            until(over, "nothing to be left in the cluster")
+            try:
+                until(over, "nothing to be left in the cluster")
+            except AssertionError as error:  # seen once, and not again in a hundred runs of the same story
+                raise AssertionError(f"{error}: {self.left()}") from None
             self.nothing_runs_twice()
         finally:
             self.pods.close()
