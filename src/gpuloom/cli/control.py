@@ -225,7 +225,8 @@ def suspend(**selected: Any) -> None:
     """Have running jobs leave their GPUs until they are resumed.
 
     They go on where they were, in the same attempt, and other jobs get their GPUs meanwhile. Their --on-preempt must be
-    suspend (they give their GPU with all its memory) or freeze (they stop computing).
+    suspend (they give their GPU with all its memory), freeze (they stop computing), or auto (if gpuloom show says that
+    they are suspended).
 
     \b
     Example:

@@ -40,7 +40,7 @@ from gpuloom.live.dispatch.intake import Intake
 from gpuloom.live.dispatch.last_words import LastWords, Where, Words
 from gpuloom.live.dispatch.meeting import Meeting
 from gpuloom.live.dispatch.recovery import take_up
-from gpuloom.live.dispatch.room import KEEPS_BACK, Room
+from gpuloom.live.dispatch.room import Room
 from gpuloom.live.dispatch.turns import Turns
 from gpuloom.live.figures.sampler import Sampler
 from gpuloom.live.forecasts.left import Left, left_of
@@ -120,7 +120,6 @@ class Scheduler:
         self.sharing = sharing
         self._on_up = on_up
         self.store, self.gangs, self.clock, self.here, self.runs = store, gangs, clock, here, runs
-        self._sights = sights
         self.ledger = Ledger(store, loaded, clock)
         self.book = self.ledger.book
         self.work = WorkDone()
@@ -160,13 +159,7 @@ class Scheduler:
             cut=sights.cut,
             say=self.on_status,
         )
-        self.room = Room(
-            self.ledger,
-            self.planning,
-            self.dispatch,
-            free_mib=self._free_mib,
-            events=lambda job: store.events(job=job, types=KEEPS_BACK, limit=1, newest=True),
-        )
+        self.room = Room(self.ledger, self.planning, self.dispatch, sights)
         self.intake = Intake(
             self.ledger,
             self.planning,
@@ -614,12 +607,6 @@ class Scheduler:
         known = scene.known(job, () if attempt is None else attempt.allocation, self.clock.now())
         speed = scene.pace(job).slowest(job.spec.gpu_types) if attempt is None else known.speed
         return left_of(scene.estimate(job), known.done_s, known.told_s).at_speed(speed)
-
-    def _free_mib(self, node: str) -> float | None:
-        """Main memory that a node has left, MiB, as was seen last; None: it was not."""
-        total, sample = self.book.nodes[node].memory_mib, self._sights.of(node).sample
-        used = None if sample is None or sample.node is None else sample.node.memory_used_mib
-        return None if total is None or used is None else total - used
 
     def _ended_gpu_s(self) -> list[float]:
         ended = self.store.jobs(JobQuery(phases=(Phase.FINISHED.value,), limit=1000))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpuloom.agent.sample import Sample
-from gpuloom.core.job import Attempt
+from gpuloom.core.job import Attempt, NodeRecord
 from gpuloom.core.usage import RunUsage
 
 
@@ -49,6 +49,12 @@ class Sights:
             if (sample := self.of(node).sample) is not None and (usage := sample.runs.get(run)) is not None
         ]
         return found[0] if len(found) == 1 else together(attempt.run, found)
+
+    def free_mib(self, node: NodeRecord) -> float | None:
+        """Main memory that a node has left, MiB, as was seen last; None: it was not."""
+        sample = self.of(node.name).sample
+        used = None if sample is None or sample.node is None else sample.node.memory_used_mib
+        return None if node.memory_mib is None or used is None else node.memory_mib - used
 
     def of(self, node: str) -> Seen:
         """The newest look at a node."""

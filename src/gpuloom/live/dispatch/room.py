@@ -8,11 +8,9 @@ of the policy's sight, and go on when it has ended. It is made once for each job
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import combinations
 
-from gpuloom.core.cluster import plain_model
-from gpuloom.core.events import Event
 from gpuloom.core.job import ENDED, Job, NodeRecord, Phase
 from gpuloom.core.share_class import BEST_EFFORT, HIGH, INTERACTIVE
 from gpuloom.core.spec import OnPreempt
@@ -21,8 +19,10 @@ from gpuloom.live.dispatch.dispatch import Dispatch
 from gpuloom.live.planning.claims import State
 from gpuloom.live.planning.eligible import blocked
 from gpuloom.live.planning.planning import Planning
-from gpuloom.live.records.fleet import Slot, slots_of
+from gpuloom.live.records.fleet import Slot, slots_of, wanted_types
 from gpuloom.live.records.ledger import Draft, Ledger
+from gpuloom.live.sights import Sights
+from gpuloom.placement.shapes import model_allowed
 
 LONGEST_S = 3600.0
 """Time limit up to which room is made for an interactive job: others wait for its end."""
@@ -35,23 +35,10 @@ MOST_LOOKED_AT = 12
 
 
 class Room:
-    """Used by the scheduler's thread alone.
+    """Used by the scheduler's thread alone."""
 
-    Args:
-        free_mib: main memory that a node has left; None: not known. events: of those that suspend, resume, hold or
-            release a job, the last one.
-    """
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        planning: Planning,
-        dispatch: Dispatch,
-        *,
-        free_mib: Callable[[str], float | None],
-        events: Callable[[int], Iterable[Event]],
-    ) -> None:
-        self._ledger, self._planning, self._dispatch, self._free_mib = ledger, planning, dispatch, free_mib
+    def __init__(self, ledger: Ledger, planning: Planning, dispatch: Dispatch, sights: Sights) -> None:
+        self._ledger, self._planning, self._dispatch, self._sights = ledger, planning, dispatch, sights
         self._made: set[int] = set()
         """Waiting jobs for which room was made."""
         self._again_s: dict[int, float] = {}
@@ -63,7 +50,7 @@ class Room:
         ledger.book.watch(self._changed)
         for job in ledger.book.jobs.values():
             if job.suspended or job.phase is Phase.HELD:
-                for event in events(job.id):
+                for event in ledger.store.events(job=job.id, types=KEEPS_BACK, limit=1, newest=True):
                     if (other := event.data.get("for")) is not None:
                         planning.scene.room[job.id] = other
                         self._made.add(other)
@@ -80,7 +67,7 @@ class Room:
         for job in sorted(waiting, key=lambda job: (-job.priority, job.submitted_s, job.id)):
             if job.id in self._planning.claims.grants or blocked(job, jobs, now_s):
                 continue
-            free = self._free()
+            free = self._planning.scene.free_slots
             if self._starts_on_free(job, free):
                 continue
             if self._may_share(job) and (job.id not in self._passed or self._planning.times.again):
@@ -144,13 +131,6 @@ class Room:
             return True
         return not set(slots_of(gave.allocation)).isdisjoint(slots_of(has))
 
-    def _free(self) -> set[Slot]:
-        """GPUs in service that nobody has or is about to have."""
-        book, claims = self._ledger.book, self._planning.claims
-        busy = [attempt.allocation for attempt in book.attempts.values() if attempt.phase is not Phase.FROZEN]
-        held = {slot for allocation in (*busy, *claims.grants.values()) for slot in slots_of(allocation)}
-        return self._planning.scene.open_slots - held
-
     def _starts_on_free(self, job: Job, free: Collection[Slot]) -> bool:
         """Whether it needs nobody's GPUs."""
         nodes = self._ledger.book.nodes
@@ -176,7 +156,7 @@ class Room:
         for node in self._ledger.book.nodes.values():
             there = {slot for slot in free if slot[0] == node.name and _fits(job, node, slot[1])}
             able = self._able(job, node, open_slots)
-            needed, room_mib = job.gpus - len(there), self._free_mib(node.name)
+            needed, room_mib = job.gpus - len(there), self._sights.free_mib(node)
             for count in range(1, min(len(able), needed) + 1):
                 for some in combinations(able, count):
                     mib = sum(able[number][1] for number in some)
@@ -222,7 +202,6 @@ def hurries(job: Job) -> bool:
 def _fits(job: Job, node: NodeRecord, index: int) -> bool:
     """Whether the job may have this GPU."""
     gpu = next(one for one in node.gpus if one.index == index)
-    wanted, memory_mib = job.spec.gpu_types, job.spec.gpu_memory
-    if wanted and not any(plain_model(name) == plain_model(gpu.model) for name in wanted):
-        return False
-    return memory_mib is None or gpu.memory_mib is None or gpu.memory_mib >= memory_mib
+    memory_mib = job.spec.gpu_memory
+    enough = memory_mib is None or gpu.memory_mib is None or gpu.memory_mib >= memory_mib
+    return enough and model_allowed(wanted_types(job.spec), gpu.model)

@@ -126,6 +126,4 @@ def vacated(planning: Planning, job: int) -> Reason:
 
 def free_gpus(planning: Planning) -> int:
     """GPUs in service that nobody has or is about to have."""
-    busy = [a.allocation for a in planning.book.attempts.values() if a.phase is not Phase.FROZEN]
-    held = {slot for allocation in (*busy, *planning.claims.grants.values()) for slot in slots_of(allocation)}
-    return len(planning.scene.open_slots - held)
+    return len(planning.scene.free_slots)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpuloom.core.book import Book
-from gpuloom.core.job import Allocation, DeviceKind, Job, gpus_in
+from gpuloom.core.job import Allocation, DeviceKind, Job, Phase, gpus_in
 from gpuloom.core.pace import Pace
 from gpuloom.core.spec import OnPreempt
 from gpuloom.live.planning.claims import Claims
@@ -16,7 +16,7 @@ from gpuloom.live.planning.estimates import Estimate, Estimates, left_s, like_of
 from gpuloom.live.planning.gpu_memory import GpuMemory
 from gpuloom.live.planning.kernel_speeds import KernelSpeeds
 from gpuloom.live.planning.model_speeds import ModelSpeeds
-from gpuloom.live.records.fleet import Slot, model_of, open_slots
+from gpuloom.live.records.fleet import Slot, model_of, open_slots, slots_of
 from gpuloom.live.records.rehearsals import Rehearsals
 from gpuloom.live.records.work import WorkDone
 from gpuloom.policies.base import Policy
@@ -70,6 +70,13 @@ class Scene:
     def open_slots(self) -> set[Slot]:
         """GPUs that may be given away or are, now."""
         return open_slots(node for node in self.book.nodes.values() if node.name not in self.shut)
+
+    @property
+    def free_slots(self) -> set[Slot]:
+        """GPUs in service that nobody has or is about to have."""
+        busy = [a.allocation for a in self.book.attempts.values() if a.phase is not Phase.FROZEN]
+        held = {slot for allocation in (*busy, *self.claims.grants.values()) for slot in slots_of(allocation)}
+        return self.open_slots - held
 
     @property
     def moves(self) -> set[str]:

@@ -51,7 +51,7 @@ class Rehearsals:
             return on_preempt
         if job.phase is Phase.FROZEN:
             return OnPreempt.SUSPEND
-        return OnPreempt.SUSPEND if attempt is not None and self._bears(job, attempt) else OnPreempt.CHECKPOINT
+        return OnPreempt.CHECKPOINT if attempt is None or self.why_not(job, attempt) else OnPreempt.SUSPEND
 
     def why_not(self, job: Job, attempt: Attempt) -> str:
         """Why a job with on_preempt auto is not suspended where it runs; '' if it is."""
@@ -112,13 +112,6 @@ class Rehearsals:
         before = self._seen.get(program)
         if before is None or before.ok:  # once lost is enough
             self._seen[program] = seen
-
-    def _bears(self, job: Job, attempt: Attempt) -> bool:
-        if unfit(job.spec, len(attempt.allocation)):
-            return False
-        program = self._program(job, attempt)
-        seen = None if program is None else self._seen.get(program)
-        return seen is not None and seen.ok
 
     def _program(self, job: Job, attempt: Attempt) -> Program | None:
         driver = self._driver_of(attempt.nodes[0])

@@ -255,10 +255,13 @@ class SuspensionView(TypedDict):
     rehearsal: Annotated[bool, "It was only to see whether its program bears it: nobody else had its GPUs."]
 
 
+Way = Literal["checkpoint", "freeze", "suspend", "never"]
+
+
 class MakesWayView(TypedDict):
     """What happens to a running job that makes way."""
 
-    way: Literal["checkpoint", "freeze", "suspend", "never"]
+    way: Way
     why: Annotated[str, "Of one with on_preempt auto: why it is not suspended where its node could; '': it is."]
 
 

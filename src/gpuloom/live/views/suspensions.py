@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Literal
+from collections.abc import Iterable
+from typing import cast
 
 from gpuloom.core.events import Event
 from gpuloom.core.spec import OnPreempt
 from gpuloom.live.records.rehearsals import REHEARSED
-from gpuloom.live.views.job_answers import MakesWayView, SuspensionView
+from gpuloom.live.views.job_answers import MakesWayView, SuspensionView, Way
 
-WAYS: Mapping[OnPreempt, Literal["checkpoint", "freeze", "suspend", "never"]] = {
-    OnPreempt.CHECKPOINT: "checkpoint",
-    OnPreempt.FREEZE: "freeze",
-    OnPreempt.SUSPEND: "suspend",
-    OnPreempt.NEVER: "never",
-}
 SUSPENSIONS = ("attempt.frozen", "attempt.thawed", "attempt.not_suspended", REHEARSED)
 """Events of which `suspension_views` makes an answer."""
 
@@ -39,7 +33,7 @@ def suspension_views(events: Iterable[Event]) -> list[SuspensionView]:
 
 def makes_way_view(way: OnPreempt, why: str) -> MakesWayView:
     """What happens to a running job that makes way. why: one with on_preempt auto is not suspended."""
-    return {"way": WAYS[way], "why": why}
+    return {"way": cast("Way", way.value), "why": why}
 
 
 def _view(at_s: float, mib: float | None, out_s: float | None, why_not: str) -> SuspensionView:
