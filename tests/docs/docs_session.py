@@ -20,6 +20,7 @@ from docs_pages import ROOT, Block, comparable, console_steps
 PATIENCE_S = 150.0
 """How long a block may take before it counts as hanging; the page says so of longer ones."""
 HIDDEN = shutil.ignore_patterns(".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info", "build", "out")
+AS_THEY_ARE = ("src", "tests")
 
 PRELUDE = r"""
 set -eE
@@ -55,27 +56,23 @@ class FailedError(AssertionError):
 
 
 def clone(folder: Path) -> None:
-    """The files of the checkout that git knows, or would take; all of it where this is no checkout of git."""
+    """The files of the checkout that git knows, or would take; all of it where this is no checkout of git.
+
+    `src` and `tests`, which no page changes, are those of the checkout: three files of four, for each page.
+    """
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, capture_output=True, check=False,
     )  # fmt: skip
     if listed.returncode or not listed.stdout:
-        shutil.copytree(ROOT, folder, ignore=HIDDEN)
+        shutil.copytree(ROOT, folder, ignore=HIDDEN, dirs_exist_ok=True)
         return
+    for name in AS_THEY_ARE:
+        (folder / name).symlink_to(ROOT / name)
     for name in listed.stdout.decode().split("\0"):
-        if name and (ROOT / name).is_file():
+        if name and name.split("/")[0] not in AS_THEY_ARE and (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
-
-
-def compiled(folder: Path) -> None:
-    """What Python has compiled of the checkout's modules, as far as it has: times are copied, so it counts as new."""
-    for path in (ROOT / "src").rglob("__pycache__/*.pyc"):
-        to = folder / path.relative_to(ROOT)
-        if to.parent.parent.is_dir():
-            to.parent.mkdir(exist_ok=True)
-            shutil.copy2(path, to)
 
 
 def environment_of(folder: Path) -> None:
@@ -112,7 +109,6 @@ class Session:
         (base / "home").mkdir()
         (base / "steps").mkdir()
         clone(self.folder)
-        compiled(self.folder)
         environment_of(self.folder)
         kept = ("LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "CC")
         path = f"{self.folder}/.venv/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
