@@ -1,4 +1,4 @@
-"""What the figures of a schedule mean and how they are computed: one definition, for simulated and for live ones.
+"""How the figures of a schedule are computed: one way, for simulated and for live ones (`definitions.py`: what each is).
 
 Names are fields of `SimResult`, of the answers of the API and of `gpuloom stats` alike.
 """
@@ -6,9 +6,7 @@ Names are fields of `SimResult`, of the answers of the API and of `gpuloom stats
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,24 +15,6 @@ F8 = NDArray[np.float64]
 
 LEAST_LEFT_S = 1.0
 """For the blocking index a job has this much left to run at least."""
-
-DEFINITIONS: Mapping[str, str] = MappingProxyType(
-    {
-        "avg_jct_s": "Job completion time (JCT) is end − submission: waiting, running and restarting. Mean over the "
-        "jobs that ended.",
-        "median_jct_s": "The middle JCT of the jobs that ended, or the mean of the two in the middle.",
-        "p99_jct_s": "With the JCTs of the n jobs that ended sorted upwards, the one at index int(0.99 n), counted "
-        "from 0.",
-        "makespan_s": "From the first submission to the end of the last job",
-        "avg_queue_length": "Number of jobs that wait, averaged over time: a length that lasts twice as long weighs "
-        "twice as much.",
-        "blocking_index": "Mean over the waiting jobs of time waited / run time that remains (at least 1 s), averaged "
-        "over time; 0 while no job waits. High when short jobs wait for long.",
-        "utilization": "GPUs held by jobs, as a part of all GPUs, averaged over time.",
-        "restarts": "How often a job that had run before was started again, over all jobs.",
-    }
-)
-"""By name."""
 
 
 @dataclass(frozen=True, slots=True)

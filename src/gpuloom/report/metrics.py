@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gpuloom.core.metrics import DEFINITIONS
+from gpuloom.core.definitions import DEFINITIONS
 from gpuloom.core.units import format_duration
 from gpuloom.core.words import plural
 from gpuloom.facts.gpus import prices_usd_per_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypedDict
 
-from gpuloom.core.metrics import DEFINITIONS
+from gpuloom.core.definitions import DEFINITIONS
 from gpuloom.live.views.policy_answers import ParameterView, PolicyStateView
 
 StateOfNode = Literal["up", "cordoned", "draining", "down"]
