@@ -22,7 +22,7 @@ from fake_kubernetes.machines import collect
 from fake_kubernetes.server import FakeApi, Fault, Request
 from fake_kubernetes.volcano import Volcano
 from gpuloom.core.end_reason import EndReason
-from gpuloom.executors.kubernetes import cluster
+from gpuloom.executors.kubernetes import cluster, wanted
 from gpuloom.executors.kubernetes.cluster import PodCluster
 from gpuloom.executors.kubernetes.manifest import Setup
 from gpuloom.executors.kubernetes.marks import run_of
@@ -273,6 +273,9 @@ class Pods(RuleBasedStateMachine):
                 and pod["status"]["phase"] in ("Pending", "Running")
             ]
 
+    def alive(self) -> set[str]:
+        return {str(pod["metadata"]["uid"]) for pod in self.items(bound=True)}
+
     @rule()
     def kubelets_begin(self) -> None:
         self.settle()
@@ -285,7 +288,10 @@ class Pods(RuleBasedStateMachine):
             run = run_of(about["labels"]["gpuloom.io/run"], int(about["annotations"]["gpuloom.io/rank"]))
             with suppress(Refused):
                 self.cluster.bind(about["name"], node)
-                self.began.setdefault(run, set()).add(about["uid"])
+                began = self.began.setdefault(run, set())
+                if "gpuloom.io/in-place" in about["annotations"] and not began & self.alive():
+                    began.clear()  # a member that failed may be replaced
+                began.add(about["uid"])
 
     @rule(pick=PICK, code=st.sampled_from([0, 1, 137]))
     def one_ends(self, pick: int, code: int) -> None:
@@ -375,5 +381,7 @@ class Pods(RuleBasedStateMachine):
 def test_attempts_as_pods_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "UNASKED_S", 2.0)
     monkeypatch.setattr(cluster, "STAYS_S", 0.5)
+    for module in (cluster, wanted):
+        monkeypatch.setattr(module, "REPLACED_AFTER_S", 0.05)
     monkeypatch.setattr(cluster, "CLAIMED_S", 5.0)
     run_state_machine_as_test(Pods, settings=settings(max_examples=examples(40), stateful_step_count=20, deadline=None))

@@ -72,3 +72,18 @@ def test_they_come_and_go_and_the_others_run_on(members: Members) -> None:
     assert first.poll() is second.poll() is None, "whoever stays is not started anew"
     members.end.touch()
     assert [one.wait(60) for one in (first, second)] == [0, 0], members.log.read_text()
+
+
+def test_one_that_is_killed_is_replaced_and_the_others_run_on(members: Members) -> None:
+    """As a pod that Volcano makes anew: nothing but its agent is new."""
+    for size in (1, 2, 3):
+        members.come()
+        members.at_size(size)
+    first, second, third = members.agents
+    second.kill()
+    second.wait(60)
+    members.come()
+    members.at_size(3)
+    assert first.poll() is third.poll() is None, "whoever stays is not started anew"
+    members.end.touch()
+    assert [one.wait(60) for one in (first, third, members.agents[-1])] == [0, 0, 0], members.log.read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -111,6 +112,17 @@ class TestGang:
         gang = running()
         assert gang.heard(1, status(1, late), 1.0) == []
         assert gang.status.phase is RunPhase.RUNNING
+
+    def test_a_member_that_was_begun_anew_is_told_of_once(self) -> None:
+        gang = running()
+        again = replace(status(1, RunPhase.RUNNING), restarts=1, restarted="failed (signal 9)")
+        (tell,) = gang.heard(1, again, 1.0)
+        assert isinstance(tell, Tell)
+        assert (tell.status.phase, tell.status.restarts) == (RunPhase.RUNNING, 1)
+        assert tell.status.members[1].status.restarted == "failed (signal 9)"
+        assert gang.heard(1, again, 2.0) == []
+        assert gang.heard(0, status(0, RunPhase.RUNNING), 2.0) == []
+        assert told(gang.heard(1, replace(again, restarts=2), 3.0)) == [RunPhase.RUNNING]
 
     def test_after_its_end_only_what_becomes_of_what_is_left_counts(self) -> None:
         gang = running()

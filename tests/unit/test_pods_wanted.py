@@ -18,7 +18,11 @@ from gpuloom.executors.kubernetes.manifest import Setup, manifest, pinned
 from gpuloom.executors.kubernetes.marks import GATE, VALUE, host_of, name_of, tasks_of
 from gpuloom.executors.kubernetes.pod_logs import nanoseconds, new_lines
 from gpuloom.executors.kubernetes.pods import Group, Job, Pod, exit_of, hopeless, pod_of
+from gpuloom.executors.kubernetes.there import There
 from gpuloom.executors.kubernetes.wanted import (
+    MOST_REPLACED,
+    REPLACED_AFTER_S,
+    WELL_S,
     Attempt,
     CreateJob,
     DeleteJob,
@@ -30,11 +34,13 @@ from gpuloom.executors.kubernetes.wanted import (
     Note,
     Open,
     Release,
+    Replace,
     Seen,
     Stop,
     TakeEnd,
     end_without_pod,
     found_of,
+    may_replace,
     status_of,
     writes_for,
 )
@@ -344,6 +350,13 @@ class TestWhatIsWrittenNext:
         assert end is not None
         assert (end.reason, end.exit_code) == (EndReason.PREEMPTED, None)
         assert end_without_pod(attempt, 0, Seen(JOB, pods={0: replace(unbound, node="n1")})) is None
+        attempt.members[0].stop = None
+        told = end_without_pod(attempt, 0, Seen(JOB, pods={0: unbound}))
+        assert told is not None
+        assert told.reason is EndReason.PREEMPTED, "a scheduler before has stopped it"
+        by_others = end_without_pod(attempt, 0, Seen(JOB, pods={0: replace(unbound, ended_by="")}))
+        assert by_others is not None
+        assert by_others.reason is EndReason.NODE
 
     def test_a_job_that_somebody_deletes(self) -> None:
         attempt = self.attempt()
@@ -364,6 +377,81 @@ class TestWhatIsWrittenNext:
         assert status_of(held, 0, pod(phase="Pending", gated=True)).phase is RunPhase.PREPARED
 
 
+class TestAMemberThatFails:
+    """Of three, in place of which another may come while the others train on."""
+
+    AFTER_S = 100.0 + REPLACED_AFTER_S
+
+    def attempt(self) -> Attempt:
+        members = {rank: Member("n1", spec=spec(), go=True, pod=f"u{rank}", over_s=100.0) for rank in range(3)}
+        return Attempt(RUN, members, made=True)
+
+    def seen(self, **more: Any) -> Seen:
+        job = replace(JOB, in_place=True, replicas=3, members=(("n1", 1),) * 3)
+        fails = replace(RUNS, uid="u1", over=True, began_s=1.0, ended_s=10.0, exit_code=1, rank=1, **more)
+        return Seen(job, pods={0: replace(RUNS, uid="u0"), 1: fails, 2: replace(RUNS, uid="u2")})
+
+    def test_is_replaced_once_it_is_clear_that_the_others_run_on(self) -> None:
+        attempt, seen = self.attempt(), self.seen()
+        assert may_replace(attempt, seen, 1)
+        assert writes_for(attempt, seen, self.AFTER_S - 0.1, 0.0) == []
+        assert writes_for(attempt, seen, self.AFTER_S, 0.0) == [Replace(1, "u1")]
+        attempt.members[1].over_s = None
+        assert writes_for(attempt, seen, self.AFTER_S, 0.0) == [], "it has not been looked at yet"
+
+    def test_runs_for_others_until_the_new_one_does(self) -> None:
+        attempt, seen = self.attempt(), self.seen()
+        member = attempt.members[1]
+        member.replaced, member.restarts, member.restarted, member.pod = "u1", 1, "failed (exit code 1)", ""
+        gated = replace(RUNS, uid="u3", gated=True, began_s=None)
+        for pod_then in (None, gated, replace(gated, gated=False)):
+            told = status_of(attempt, 1, pod_then)
+            assert (told.phase, told.pod, told.restarts) == (RunPhase.RUNNING, "u1", 1)
+        told = status_of(attempt, 1, replace(RUNS, uid="u3"))
+        assert (told.pod, told.restarted) == ("u3", "failed (exit code 1)")
+        there = replace(seen, pods={**seen.pods, 1: gated})
+        assert end_without_pod(attempt, 1, there) is None
+        assert writes_for(attempt, there, 200.0, 0.0) == [Open(1, "u3")]
+        member.stop = Stop(EndReason.CANCELLED, 200.0)
+        assert status_of(attempt, 1, gated).phase is RunPhase.STOPPING
+
+    @pytest.mark.parametrize(
+        ("more", "may"),
+        [
+            ({"exit_code": 0}, False),
+            ({"exit_code": 137}, True),
+            ({"reason": "OOMKilled", "exit_code": 137}, True),
+            ({"deleted_s": 9.0, "exit_code": 143}, True),
+            ({"began_s": None}, False),
+            ({"ended_by": "preempted"}, False),
+            ({"reason": "Evicted"}, False),
+            ({"disrupted": "it is drained"}, False),
+            ({"reason": "StartError"}, False),
+            ({"restarts": MOST_REPLACED}, False),
+            ({"restarts": MOST_REPLACED - 1}, True),
+            ({"restarts": MOST_REPLACED, "ended_s": 1.0 + WELL_S}, True),
+        ],
+    )
+    def test_by_how_it_ended(self, more: dict[str, Any], may: bool) -> None:
+        seen = self.seen()
+        pods = {**seen.pods, 1: replace(seen.pods[1], **more)}
+        assert may_replace(self.attempt(), replace(seen, pods=pods), 1) is may
+
+    def test_by_how_the_others_and_its_job_are(self) -> None:
+        attempt, seen = self.attempt(), self.seen()
+        assert seen.job is not None
+        for change in ({"in_place": False}, {"going_away": True}, {"replicas": 2}):
+            assert not may_replace(attempt, replace(seen, job=replace(seen.job, **change)), 1)
+        first = seen.pods[0]
+        for of_first in (replace(first, over=True), replace(first, deleted_s=1.0), replace(first, began_s=None)):
+            assert not may_replace(attempt, replace(seen, pods={**seen.pods, 0: of_first}), 1)
+        assert not may_replace(attempt, replace(seen, pods={0: seen.pods[1], 1: first}), 0), "the others meet there"
+        attempt.members[2].stop = Stop(EndReason.CANCELLED, 100.0)
+        assert not may_replace(attempt, seen, 1)
+        attempt.members[2].stop, attempt.members[0].stays = None, True
+        assert not may_replace(attempt, seen, 1), "it is being resized"
+
+
 class TestLogs:
     def test_times(self) -> None:
         assert nanoseconds(b"1970-01-01T00:00:01.5Z") == 1_500_000_000
@@ -381,3 +469,30 @@ class TestLogs:
         found, at_ns, same = new_lines(one + two + three + rest, at_ns, same, whole=True)
         assert found == b"d"
         assert new_lines(one + two + three + rest, at_ns, same, whole=True)[0] == b""
+
+
+class TestWhatIsThere:
+    def test_pods_of_a_job_that_is_gone_are_of_the_attempt_that_had_it_last(self) -> None:
+        """Also one whose label still says that it is of the attempt before: else nobody would let it go."""
+        there, after = There(), "12.2-00"
+        job = replace(JOB, in_place=True, members=(("n1", 1), ("n1", 1)), replicas=2)
+        there.job(None, job)
+        mine = [replace(RUNS, uid=f"u{rank}", rank=rank, job="j1", attempt=RUN, in_place=True) for rank in (0, 1)]
+        for one in mine:
+            there.pod(None, one)
+        taken = replace(job, attempt=after)
+        there.job(job, taken)
+        told = replace(mine[0], attempt=after)
+        there.pod(mine[0], told)
+        there.job(taken, None)
+        assert there.of(RUN) == Seen()
+        assert there.of(after) == Seen(pods={0: told, 1: mine[1]})
+        there.touched.clear()
+        there.pod(mine[1], None)
+        assert after in there.touched
+        assert there.of(after) == Seen(pods={0: told})
+        there.pod(told, None)
+        assert there.of(after) == Seen()
+        again = replace(mine[1], uid="u9")
+        there.pod(None, again)
+        assert there.of(RUN) == Seen(pods={1: again}), "nothing is known of its Job any more"

@@ -39,6 +39,8 @@ Types and their data (all JSON):
                         ended_s: when the process ended; the event may be written later. kept: its newest save
                         ({step, at_s, keeper, framework}; core/kept.py), if it reported one. last_step, last_s: the
                         last step that it reported, and when; not there if it reported none
+    member.restarted    {attempt, member, node, why, times}     no record changes
+                        a member of an attempt failed, and was begun anew while the others ran on; times: of this member
     group.changed       {members, was, gpus: {node: [gpu, …]}, order|null, rates: {job: rate|null}, efficiency|null,
                         alone: {job: iterations per second|null}}
                         no record changes: groups follow from attempts. Jobs that share GPUs from now on, and those who

@@ -1,4 +1,4 @@
-"""How the figures of a schedule are computed: one way, for simulated and for live ones (`definitions.py`: what each is).
+"""How the figures of a schedule are computed, for simulated and for live ones alike (`definitions.py`: what each is).
 
 Names are fields of `SimResult`, of the answers of the API and of `gpuloom stats` alike.
 """

@@ -245,7 +245,8 @@ class Gang:
         if master is None or not self._begun:
             return RunStatus(self.run, phase, exit=how, members=members)
         process = (master.pid, master.start_ticks, master.boot_id)
-        return RunStatus(self.run, phase, *process, how, members, pod=master.pod)
+        restarts = sum(one.status.restarts for one in members)
+        return RunStatus(self.run, phase, *process, how, members, pod=master.pod, restarts=restarts)
 
     @property
     def known(self) -> bool:
@@ -496,11 +497,13 @@ class Gang:
         return self._decided is not None and not self._well and self._log is None
 
     def _tells(self) -> list[Order]:
-        phase = self._phase()
-        if not self.known or (self._told is not None and phase is self._told.phase and phase is not RunPhase.EXITED):
+        phase, told = self._phase(), self._told
+        restarted = told is not None and any(one.status and one.status.restarts for one in self._members)
+        alike = told is not None and phase is told.phase and phase is not RunPhase.EXITED
+        if not self.known or (alike and not restarted):
             return []
         status = self.status
-        if self._told is not None and (status.phase, status.exit) == (self._told.phase, self._told.exit):
+        if told is not None and (status.phase, status.exit, status.restarts) == (told.phase, told.exit, told.restarts):
             return []
         if status.phase is RunPhase.STARTING and (self._told is None or self._told.phase is RunPhase.STARTING):
             return []

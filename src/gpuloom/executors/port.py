@@ -117,6 +117,8 @@ class RunStatus:
     suspended_mib: of one that is frozen, GPU memory that is in the machine's memory. moved_s: what moving it took last.
     refused: why it was not suspended when it was asked to; it runs on. rehearsal: what was seen of its program, in a
     rehearsal or when it was suspended; None: nothing yet.
+    restarts: how often its process was begun anew within the attempt, while others of it ran on. restarted: why, the
+    last time.
     """
 
     run: str
@@ -131,6 +133,8 @@ class RunStatus:
     refused: str = ""
     pod: str = ""
     rehearsal: Rehearsal | None = None
+    restarts: int = 0
+    restarted: str = ""
 
 
 def not_run(run: str, reason: EndReason, message: str, cause: Cause = Cause.NONE) -> RunStatus:

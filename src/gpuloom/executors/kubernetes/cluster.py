@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from gpuloom.core.end_reason import EndReason
@@ -22,6 +23,7 @@ from gpuloom.executors.kubernetes.pod_logs import PodFiles, Sight
 from gpuloom.executors.kubernetes.pods import Pod, group_of, hopeless, job_of, pod_of
 from gpuloom.executors.kubernetes.there import There
 from gpuloom.executors.kubernetes.wanted import (
+    REPLACED_AFTER_S,
     Attempt,
     CreateJob,
     Member,
@@ -31,6 +33,7 @@ from gpuloom.executors.kubernetes.wanted import (
     Write,
     end_without_pod,
     found_of,
+    may_replace,
     may_take_over,
     status_of,
     writes_for,
@@ -394,9 +397,12 @@ class PodCluster:
         elif attempt.made and own.made_s is not None and now_s - own.made_s > UNSEEN_S:
             attempt.made, attempt.maybe, own.made_s = False, False, None
         for rank, one in seen.pods.items():
-            if not one.gated and attempt.members[rank].pod == "":
-                attempt.members[rank].pod = one.uid
+            member = None if one.gated else attempt.members[rank]
+            if member is not None and member.pod == "" and member.replaced != one.uid:
+                member.pod = one.uid
                 attempt.secret = True  # else it would not have been let go
+                if one.attempt == attempt.name and one.restarts > member.restarts:
+                    member.restarts, member.restarted = one.restarts, "failed before this scheduler began"
         if attempt.unasked and (seen.job is not None or seen.pods):
             if now_s - own.found_s < UNASKED_S:
                 return [own.found_s + UNASKED_S]
@@ -417,6 +423,7 @@ class PodCluster:
                 member.limit_s = pod.limit_s
             dues += self._limit(member, pod, now_s)
             dues += self._patience(own, rank, member, pod, now_s)
+            dues += self._replaced(attempt, rank, seen, now_s)
             if member.ended is None and (how := end_without_pod(attempt, rank, seen)) is not None:
                 member.ended = how
         return dues
@@ -466,7 +473,27 @@ class PodCluster:
         own.since[rank] = kind, since_s
         if now_s - since_s < patience_s:
             return [since_s + patience_s]
-        member.failed = how
+        # In the place of one that ran it is no fault of the job's: what the others have done is to be saved.
+        member.failed = replace(how, reason=EndReason.NODE, cause=Cause.NODE) if member.restarts else how
+        return []
+
+    def _replaced(self, attempt: Attempt, rank: int, seen: Seen, now_s: float) -> list[float]:
+        """Of a member that failed while the others train on, and of the pod that comes in its place."""
+        member, pod = attempt.members[rank], seen.pods.get(rank)
+        if pod is None or not may_replace(attempt, seen, rank):
+            member.over_s = None
+        elif member.replaced != pod.uid:
+            member.over_s = now_s if member.over_s is None else member.over_s
+            return [member.over_s + REPLACED_AFTER_S] if now_s < member.over_s + REPLACED_AFTER_S else []
+        waits = member.replaced and pod is None and not attempt.ends and member.ended is None
+        if not waits:
+            member.missing_s = None
+            return []
+        member.missing_s = now_s if member.missing_s is None else member.missing_s
+        if now_s - member.missing_s < NO_PODS_S:
+            return [member.missing_s + NO_PODS_S]
+        why = f"no pod was made in the place of that of member {rank}, which {member.restarted}"
+        member.failed = RunExit(None, None, EndReason.NODE, why, time.time(), cause=Cause.NODE)
         return []
 
     def _status(self, attempt: Attempt, rank: int) -> RunStatus:

@@ -99,6 +99,11 @@ class PodFiles(LocalFiles):
             folder.mkdir(parents=True, exist_ok=True)
             write_atomic(str(folder / _AT), {**before, "size": 0})
 
+    def again(self, run: str) -> None:
+        """Another pod comes in the place of the one whose log was copied: what that prints follows."""
+        with self._lock:
+            self._copies.pop(run, None)
+
     def forget(self, run: str) -> None:
         """Its end is written down."""
         with self._lock:

@@ -17,6 +17,7 @@ from gpuloom.executors.kubernetes.marks import (
     IN_PLACE,
     INDEX,
     LIMIT,
+    RESTARTS,
     RUN,
     TASK,
     VARIABLES,
@@ -46,7 +47,7 @@ class Pod:
 
     job: uid of its Volcano Job. members: (node, GPUs) of all members. ended_by: why gpuloom ended it. began_s, ended_s,
     deleted_s: seconds since the epoch by the cluster's clock; deleted_s: when it was asked to end. held: our finalizer
-    keeps it. in_place: it may go on in the next attempt.
+    keeps it. in_place: it may go on in the next attempt. restarts: pods that its member had before it.
     """
 
     item: Object
@@ -76,11 +77,17 @@ class Pod:
     grace_s: float
     hold: bool
     in_place: bool
+    restarts: int
 
     @property
     def going(self) -> bool:
         """It was let go, and has not ended."""
         return not self.gated and not self.over
+
+    @property
+    def by_us(self) -> EndReason | None:
+        """Why gpuloom ended it; None: it did not."""
+        return EndReason(self.ended_by) if self.ended_by in EndReason._value2member_map_ else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +168,7 @@ def pod_of(item: Object) -> Pod | None:
         grace_s=_number(annotations.get(GRACE)) or 0.0,
         hold=HOLD in annotations,
         in_place=IN_PLACE in annotations,
+        restarts=int(_number(annotations.get(RESTARTS)) or 0),
     )
 
 
@@ -200,7 +208,7 @@ def group_of(item: Object) -> Group | None:
 def exit_of(pod: Pod) -> RunExit:
     """How a pod that is over ended."""
     at_s = pod.ended_s or time.time()
-    by = EndReason(pod.ended_by) if pod.ended_by in EndReason._value2member_map_ else None
+    by = pod.by_us
     code: int | None = pod.exit_code
     number: int | None = None
     if code is not None and 128 < code < 128 + 65:
@@ -212,7 +220,7 @@ def exit_of(pod: Pod) -> RunExit:
     if by is not None:
         return RunExit(code, number, by, pod.message, at_s)
     taken = pod.deleted_s is not None and at_s + _UNSEEN > pod.deleted_s
-    if pod.disrupted or taken or pod.reason in ("Evicted", "NodeLost", "Preempting", "Shutdown", "Terminated"):
+    if taken or leaves_node(pod):
         why = pod.disrupted or pod.message or "its pod was deleted by somebody else"
         return RunExit(code, number, EndReason.NODE, f"{pod.node}: {why}", at_s, cause=Cause.NODE)
     if pod.reason in ("UnexpectedAdmissionError", "OutOfcpu", "OutOfmemory", "OutOfpods") or (
@@ -221,6 +229,11 @@ def exit_of(pod: Pod) -> RunExit:
         why = pod.message or pod.reason or "its container did not start"
         return RunExit(None, None, EndReason.NOT_STARTED, f"on node {pod.node}: {why}", at_s, cause=Cause.PLACE)
     return RunExit(code, number, None, pod.message, at_s)
+
+
+def leaves_node(pod: Pod) -> bool:
+    """The cluster has it leave its node, where none like it could go on now."""
+    return bool(pod.disrupted) or pod.reason in ("Evicted", "NodeLost", "Preempting", "Shutdown", "Terminated")
 
 
 def hopeless(pod: Pod, node: str) -> tuple[float, RunExit] | None:

@@ -28,16 +28,22 @@ class There:
         self._groups: dict[str, Group] = {}
         """By the uid of their Job."""
         self._attempt_of: dict[str, str] = {}
-        """By the uid of its Job."""
+        """By the uid of its Job. Of one that is gone, as long as pods of it are there that might have gone on in the
+        next attempt: their labels may still be those of the attempt before."""
+        self._left: dict[str, str] = {}
+        """By attempt, the uid of its Job that is gone while such pods are there."""
 
     def pod(self, before: Pod | None, after: Pod | None) -> None:
         """A pod has come, changed or gone."""
         if before is not None:
             stays = after is not None and after.attempt == before.attempt
             self._lost(self._pods, before.attempt, before.uid, stays=stays)
+            self.touched |= {before.attempt, self._attempt_of.get(before.job, before.attempt)}
             if after is None and before.uid in self._of_job.get(before.job, ()):
                 self._lost(self._of_job, before.job, before.uid, stays=False)
-            self.touched |= {before.attempt, self._attempt_of.get(before.job, before.attempt)}
+                attempt = self._attempt_of.get(before.job, "")
+                if before.job not in self._of_job and self._left.get(attempt) == before.job:
+                    del self._left[attempt], self._attempt_of[before.job]
         if after is not None:
             self._pods.setdefault(after.attempt, {})[after.uid] = after
             if after.in_place:
@@ -50,7 +56,9 @@ class There:
             stays = after is not None and after.attempt == before.attempt
             self._lost(self._jobs, before.attempt, before.uid, stays=stays)
             self.touched.add(before.attempt)
-            if after is None:
+            if after is None and before.uid in self._of_job:
+                self._left[before.attempt] = before.uid
+            elif after is None:
                 self._attempt_of.pop(before.uid, None)
         if after is not None:
             self._jobs.setdefault(after.attempt, {})[after.uid] = after
@@ -76,7 +84,9 @@ class There:
             members = len(job.members)
             pods = {pod.rank: pod for pod in self._of_job.get(job.uid, {}).values() if pod.rank < members}
         else:
-            pods = {pod.rank: pod for pod in named if self._attempt_of.get(pod.job, attempt) == attempt}
+            of_job = self._of_job.get(self._left.get(attempt, ""), {}).values() if job is None else ()
+            pods = {pod.rank: pod for pod in of_job}
+            pods |= {pod.rank: pod for pod in named if self._attempt_of.get(pod.job, attempt) == attempt}
         return Seen(job, None if job is None else self._groups.get(job.uid), pods)
 
     def _lost(self, kept: dict[str, dict[str, T]], attempt: str, uid: str, *, stays: bool) -> None:

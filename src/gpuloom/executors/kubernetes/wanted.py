@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuloom.core.end_reason import EndReason
+from gpuloom.executors.gang_ends import good
 from gpuloom.executors.kubernetes.marks import name_of, run_of
-from gpuloom.executors.kubernetes.pods import Group, Job, Pod, exit_of
+from gpuloom.executors.kubernetes.pods import Group, Job, Pod, exit_of, leaves_node
 from gpuloom.executors.node import RunSpec
 from gpuloom.executors.port import Cause, RunExit, RunPhase, RunStatus
 
@@ -20,6 +21,13 @@ SLACK_S = 1.5
 """Earlier ends than those that are written down are asked for if they are earlier by so much: times are in seconds."""
 LET_IN_S = 5.0
 """A PodGroup of which Volcano's scheduler has said nothing for so long waits for nobody: there is no such scheduler."""
+
+REPLACED_AFTER_S = 3.0
+"""A member that failed is replaced so long after that: where the program is broken the others have failed by then."""
+MOST_REPLACED = 3
+"""A member is replaced so often in a row,"""
+WELL_S = 600.0
+"""unless it ran for so long meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +43,9 @@ class Member:
     """hold: it begins only when it is told to. spec: once it was asked for. ended: how, once that is known and its log
     is here. began_s: monotonic, when it was first seen to run. failed: why it is given up though nobody stopped it.
     pod: uid of the pod that was let go. limited: its time limit was changed. stays: it is to go on in the next attempt
-    of its job."""
+    of its job. over_s: monotonic, when the pod was first seen to have failed that may be replaced. replaced: uid of the
+    pod that was replaced last; restarts, restarted: how often, and why. missing_s: monotonic, since when the one that
+    comes in its place was not seen."""
 
     node: str
     hold: bool = False
@@ -51,6 +61,11 @@ class Member:
     pod: str = ""
     told: RunStatus | None = None
     stays: bool = False
+    over_s: float | None = None
+    replaced: str = ""
+    restarts: int = 0
+    restarted: str = ""
+    missing_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -192,6 +207,14 @@ class TakeEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class Replace:
+    """Take a pod away whose member failed, so that Volcano makes another one: the others train on."""
+
+    rank: int
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """Take our finalizer off."""
 
@@ -243,6 +266,7 @@ Write = (
     | DeletePod
     | SetLimit
     | TakeEnd
+    | Replace
     | Release
     | TakeOver
     | Leave
@@ -256,8 +280,12 @@ def writes_for(attempt: Attempt, seen: Seen, now_s: float, wall_s: float) -> lis
     found: list[Write] = []
     for rank, pod in seen.pods.items():
         member = attempt.members.get(rank)
-        if member is not None and pod.over and member.ended is None:
+        if member is None or not pod.over or member.ended is not None:
+            continue
+        if not may_replace(attempt, seen, rank):
             found.append(TakeEnd(rank, pod.uid))
+        elif member.over_s is not None and now_s >= member.over_s + REPLACED_AFTER_S:
+            found.append(Replace(rank, pod.uid))
     if attempt.staying and (attempt.until_s is None or now_s < attempt.until_s):
         return [*found, *_resizing(attempt, seen, now_s, wall_s)]
     if attempt.forgotten:
@@ -310,6 +338,26 @@ def _resizing(attempt: Attempt, seen: Seen, now_s: float, wall_s: float) -> list
     if not notes and seen.job is not None and seen.job.replicas > to and not seen.job.going_away:
         found.append(Shrink(seen.job.name, seen.job.replicas, to))
     return [*notes, *found]
+
+
+def may_replace(attempt: Attempt, seen: Seen, rank: int) -> bool:
+    """Whether the pod of a member has failed, and another one may take its place while the others train on.
+
+    Where those meet, the first one has to run on. A pod that the cluster has leave its node could not come back there.
+    """
+    job, member, pod, first = seen.job, attempt.members[rank], seen.pods.get(rank), seen.pods.get(0)
+    if job is None or not job.in_place or job.going_away or job.replicas != len(attempt.members):
+        return False
+    if attempt.ends or attempt.staying or attempt.refused is not None or member.ended is not None:
+        return False
+    if rank == 0 or pod is None or not pod.over or pod.began_s is None or pod.ended_s is None or pod.ended_by:
+        return False
+    if first is None or not first.going or first.began_s is None or first.deleted_s is not None:
+        return False
+    how = exit_of(pod)
+    if good(how) or how.reason is EndReason.NOT_STARTED or leaves_node(pod):
+        return False
+    return pod.restarts < MOST_REPLACED or pod.ended_s - pod.began_s >= WELL_S
 
 
 def may_take_over(attempt: Attempt, seen: Seen, before: Attempt, seen_before: Seen) -> bool | None:
@@ -367,21 +415,37 @@ def status_of(attempt: Attempt, rank: int, pod: Pod | None) -> RunStatus:
     if pod is None or pod.gated:
         if member.stop is not None or member.failed is not None or attempt.refused is not None:
             return RunStatus(run, RunPhase.STOPPING)
+        if member.restarts:
+            return _again(member, run, "")
         return RunStatus(run, RunPhase.PREPARED if pod is not None and member.hold else RunPhase.STARTING)
     began = pod.uid if pod.began_s is not None else ""
     if member.stop is not None or pod.deleted_s is not None or member.failed is not None:
         return RunStatus(run, RunPhase.STOPPING, pod=began)
     if pod.over:  # its log is fetched
         return member.told or RunStatus(run, RunPhase.RUNNING, pod=began)
-    if began:
-        return RunStatus(run, RunPhase.RUNNING, pod=began)
+    if began or member.restarts:
+        return _again(member, run, began)
     return RunStatus(run, RunPhase.PREPARED if member.hold else RunPhase.STARTING)
+
+
+def _again(member: Member, run: str, began: str) -> RunStatus:
+    """Of a member that runs, or for which another pod comes: the attempt goes on meanwhile."""
+    pod = began or member.replaced
+    return RunStatus(run, RunPhase.RUNNING, pod=pod, restarts=member.restarts, restarted=member.restarted)
 
 
 def end_of(attempt: Attempt, rank: int, pod: Pod) -> RunExit:
     """How a member ended whose pod is over."""
     member, how = attempt.members[rank], exit_of(pod)
     return how if member.failed is None or how.reason is not None else member.failed
+
+
+def what_happened(pod: Pod) -> str:
+    """How a pod ended that is replaced, for people."""
+    how = exit_of(pod)
+    if how.reason is not None:
+        return f"ended ({how.reason.value.replace('_', ' ')}{': ' if how.message else ''}{how.message})"
+    return f"failed ({f'signal {how.signal}' if how.signal is not None else f'exit code {how.exit_code}'})"
 
 
 def end_without_pod(attempt: Attempt, rank: int, seen: Seen) -> RunExit | None:
@@ -402,6 +466,8 @@ def end_without_pod(attempt: Attempt, rank: int, seen: Seen) -> RunExit | None:
         began = member.began_s is not None
         why = "its pod was taken away before its end was seen" if began else "it was stopped before it started"
         return RunExit(None, None, member.stop.reason, why, at_s)
+    if never and pod is not None and pod.by_us is not None:  # by a scheduler before
+        return RunExit(None, None, pod.by_us, "it was stopped before it started", at_s)
     if never or (attempt.made and attempt.gone):
         why = f"its {'pod' if never else 'Volcano Job'} was deleted by somebody else"
         return RunExit(None, None, EndReason.NODE, why, at_s, cause=Cause.NODE)

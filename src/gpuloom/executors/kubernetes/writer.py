@@ -21,6 +21,7 @@ from gpuloom.executors.kubernetes.marks import (
     HOME,
     LIMIT,
     MEMBERS,
+    RESTARTS,
     RUN,
     first_run,
     run_of,
@@ -40,6 +41,7 @@ from gpuloom.executors.kubernetes.wanted import (
     Open,
     Relabel,
     Release,
+    Replace,
     Seen,
     SetLimit,
     Shrink,
@@ -47,6 +49,7 @@ from gpuloom.executors.kubernetes.wanted import (
     TakeOver,
     Write,
     end_of,
+    what_happened,
 )
 from gpuloom.executors.launchers import DIRECT
 from gpuloom.executors.local_files import run_directory
@@ -138,6 +141,8 @@ class Writer:
                 self._unless_gone(lambda: self.api.delete(path, gracePeriodSeconds=grace_s, preconditions={"uid": uid}))
             case TakeEnd(rank, _):
                 self._take_end(own, rank, seen.pods[rank])
+            case Replace(rank, _):
+                self._replace(own, rank, seen)
             case Release(rank, _):
                 self._release(seen.pods[rank])
             case TakeOver(name, before):
@@ -151,7 +156,7 @@ class Writer:
                     self._say(name, seen.job.uid, "Resized", f"from {replicas} to {to} replicas; the last ones leave")
             case Relabel(rank, _):
                 members = json.dumps([list(one) for one in seen.job.members]) if seen.job is not None else None
-                about = {"labels": {RUN: own.attempt.name}, "annotations": {MEMBERS: members}}
+                about = {"labels": {RUN: own.attempt.name}, "annotations": {MEMBERS: members, RESTARTS: None}}
                 path = self._pod_path(seen.pods[rank])
                 self._unless_gone(lambda: self.api.change(path, {"metadata": about}))
 
@@ -319,6 +324,8 @@ class Writer:
         try:
             if seen.job.in_place:
                 values = {**values, MEMBERS: json.dumps([list(one) for one in seen.job.members])}
+            if member.restarts:
+                values = {**values, RESTARTS: str(member.restarts)}
             self.api.change(self._pod_path(pod), pinned(pod.item, member.node, values, own.attempt.name))
         except ApiError as error:
             # 422: its gate is gone, or it has changed since; what is seen next tells.
@@ -337,6 +344,12 @@ class Writer:
         os.chmod(place, 0o644)
 
     def _take_end(self, own: Kept, rank: int, pod: Pod) -> None:
+        self._take_rest(own, rank)
+        with self._lock:
+            own.attempt.members[rank].ended = end_of(own.attempt, rank, pod)
+
+    def _take_rest(self, own: Kept, rank: int) -> None:
+        """Of its log, whose pod is over."""
         run = run_of(own.attempt.name, rank)
         try:
             self._files.take_rest(run)
@@ -345,14 +358,32 @@ class Writer:
             if tries < LOG_TRIES:
                 raise
             log.warning("run %s: the end of its log is lost: %s", run, error)
+
+    def _replace(self, own: Kept, rank: int, seen: Seen) -> None:
+        attempt, pod = own.attempt, seen.pods[rank]
+        member, run = attempt.members[rank], run_of(attempt.name, rank)
+        self._take_rest(own, rank)
         with self._lock:
-            own.attempt.members[rank].ended = end_of(own.attempt, rank, pod)
+            if member.stop is not None:
+                return
+            first = member.replaced != pod.uid  # else it was done, and is not seen yet
+            if first:
+                member.replaced, member.restarts, member.pod = pod.uid, pod.restarts + 1, ""
+                member.go = True  # as it had begun
+                member.restarted, member.over_s, member.missing_s = what_happened(pod), None, None
+                own.log_tries.pop(rank, None)
+        self._release(pod)
+        self._files.again(run)
+        if first and seen.job is not None:
+            text = f"member {rank} {member.restarted}; a new pod takes its place on {member.node}, the others run on"
+            self._say(seen.job.name, seen.job.uid, "MemberRestarted", text)
 
     def _release(self, pod: Pod) -> None:
         held = list(pod.item["metadata"].get("finalizers") or ())
-        place = f"/metadata/finalizers/{held.index(FINALIZER)}"
-        patch = [{"op": "test", "path": place, "value": FINALIZER}, {"op": "remove", "path": place}]
-        self._unless_gone(lambda: self.api.change(self._pod_path(pod), patch))
+        if FINALIZER in held:
+            place = f"/metadata/finalizers/{held.index(FINALIZER)}"
+            patch = [{"op": "test", "path": place, "value": FINALIZER}, {"op": "remove", "path": place}]
+            self._unless_gone(lambda: self.api.change(self._pod_path(pod), patch))
         if pod.deleted_s is None:  # its Job is gone, and nobody else would take it away
             self._unless_gone(lambda: self.api.delete(self._pod_path(pod), preconditions={"uid": pod.uid}))
 

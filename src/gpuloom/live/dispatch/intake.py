@@ -51,6 +51,7 @@ from gpuloom.live.records.work import WorkDone
 
 log = logging.getLogger("gpuloom.scheduler")
 
+MEMBER_RESTARTED = "member.restarted"
 STRANGER_GRACE_S = 10.0
 """Between notice and end of a run that the store does not know."""
 
@@ -128,6 +129,8 @@ class Intake:
             drafts.extend(self._running(attempt, status))
             if status.rehearsal is not None:
                 drafts.extend(self.dispatch.rehearsals.told(job, attempt, status.rehearsal))
+            if status.restarts:
+                drafts.extend(self._restarted(attempt, status))
             if status.phase is RunPhase.FROZEN:
                 if attempt.phase in (Phase.STARTING, Phase.RUNNING):
                     drafts.append(("attempt.frozen", job.id, _moved(status)))
@@ -199,6 +202,18 @@ class Intake:
             return [("attempt.running", attempt.job, identity)]
         begun = [(one.status.pid, one.status.start_ticks, one.status.boot_id) for one in status.members]
         return [("attempt.running", attempt.job, {**identity, "members": begun})]
+
+    def _restarted(self, attempt: Attempt, status: RunStatus) -> list[Draft]:
+        """Members that were begun anew while the others ran on, as events; those that are written down are left out."""
+        found = self.ledger.store.events(job=attempt.job, types=(MEMBER_RESTARTED,))
+        # Of several that nobody saw come the last one is told of.
+        written = {one.data["member"]: one.data["times"] for one in found if one.data["attempt"] == attempt.number}
+        drafts: list[Draft] = []
+        for one in status.members:
+            if (times := one.status.restarts) > written.get(one.rank, 0):
+                data = {"attempt": attempt.number, "member": one.rank, "node": one.node, "times": times}
+                drafts.append((MEMBER_RESTARTED, attempt.job, {**data, "why": one.status.restarted}))
+        return drafts
 
     def _end(
         self, job: Job, attempt: Attempt, status: RunStatus, how: RunExit, words: Words, now: float
