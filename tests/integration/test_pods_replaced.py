@@ -92,6 +92,10 @@ def test_one_that_is_killed_is_replaced_and_the_others_run_on(world: World) -> N
     assert (after["0"], after["2"]) == (before["0"], before["2"]), "the others run on"
     assert restarts(client, job) == [(1, 1, "failed (signal 9)")]
     assert [one["number"] for one in client.show(job)["attempts"]] == [1], "it is the same attempt"
+    (attempt,) = client.show(job)["attempts"]
+    assert [(one["restarts"], one["restarted"]) for one in attempt["members"]] == [
+        (0, ""), (1, "failed (signal 9)"), (0, ""),
+    ]  # fmt: skip
     said = [one["message"] for one in world.items(EVENT) if one["reason"] == "MemberRestarted"]
     assert len(said) == 1
     assert said[0].startswith("member 1 failed (signal 9); a new pod takes its place on n")

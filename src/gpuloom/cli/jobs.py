@@ -419,7 +419,10 @@ def _sizes(replicas: Replicas, asked: int) -> str:
 
 def _member_outcome(attempt: AttemptView, member: MemberView) -> str:
     if member["reason"] is None:
-        return attempt["state"] if attempt["ended_s"] is None else ""
+        if attempt["ended_s"] is not None:
+            return ""
+        again = f", begun anew {plural(member['restarts'], 'time')}: {member['restarted']}"
+        return attempt["state"] + (again if member["restarts"] else "")
     how = REASONS.get(member["reason"], member["reason"])
     if member["signal"]:
         return f"{how}, signal {member['signal']}"

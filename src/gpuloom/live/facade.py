@@ -15,6 +15,7 @@ from gpuloom.core.words import plural
 from gpuloom.executors.local_files import LocalFiles
 from gpuloom.executors.node import RunFiles
 from gpuloom.facts.inputs import load_policy
+from gpuloom.live.dispatch.replicas import RESTARTED
 from gpuloom.live.figures.each import Of
 from gpuloom.live.planning.lacks import lacks
 from gpuloom.live.planning.reasons import why
@@ -117,6 +118,8 @@ class LiveService:
         resizes = self._store.events(job=job, types=RESIZES, newest=True) if record.spec.elastic else ()
         suspends = record.spec.on_preempt in (OnPreempt.AUTO, OnPreempt.SUSPEND)
         suspensions = self._store.events(job=job, types=SUSPENSIONS, newest=True) if suspends else ()
+        several = any(len(attempt.parts) > 1 for attempt in attempts)
+        restarts = self._store.events(job=job, types=(RESTARTED,), newest=True) if several else ()
         log = log_place(attempts[-1], self._here) if attempts else ""
         pace = self._scheduler.planning.scene.pace(record)
         group = self._group_of(job) if record.phase in ACTIVE and not self._scheduler.stuck() else None
@@ -125,8 +128,8 @@ class LiveService:
         now_s, spec = self._scheduler.clock.now(), record.spec
         return show_view(
             view, spec, pace, attempts, events, log, group,
-            now_s=now_s, hooked=seen, resizes=resizes, suspensions=suspensions, need=need,
-            makes_way=self._makes_way(record),
+            now_s=now_s, hooked=seen, resizes=resizes, suspensions=suspensions,
+            restarts=restarts, need=need, makes_way=self._makes_way(record),
         )  # fmt: skip
 
     def _makes_way(self, job: Job) -> MakesWayView | None:

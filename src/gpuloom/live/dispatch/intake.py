@@ -36,7 +36,7 @@ from gpuloom.live.dispatch.faults import MOST_CROWDED, fault_of, in_a_row
 from gpuloom.live.dispatch.last_words import Words, words_of
 from gpuloom.live.dispatch.peaks import Peaks
 from gpuloom.live.dispatch.replicas import EVENT as REPLICAS_FAILED
-from gpuloom.live.dispatch.replicas import Dropped, dropped, goes_on_with, how_others_ended
+from gpuloom.live.dispatch.replicas import RESTARTED, Dropped, dropped, goes_on_with, how_others_ended
 from gpuloom.live.dispatch.resize_costs import begins, cost_draft, last_step
 from gpuloom.live.dispatch.saved import saved
 from gpuloom.live.planning.claims import ON_DISK, Do, State, Step
@@ -51,7 +51,6 @@ from gpuloom.live.records.work import WorkDone
 
 log = logging.getLogger("gpuloom.scheduler")
 
-MEMBER_RESTARTED = "member.restarted"
 STRANGER_GRACE_S = 10.0
 """Between notice and end of a run that the store does not know."""
 
@@ -205,14 +204,14 @@ class Intake:
 
     def _restarted(self, attempt: Attempt, status: RunStatus) -> list[Draft]:
         """Members that were begun anew while the others ran on, as events; those that are written down are left out."""
-        found = self.ledger.store.events(job=attempt.job, types=(MEMBER_RESTARTED,))
+        found = self.ledger.store.events(job=attempt.job, types=(RESTARTED,))
         # Of several that nobody saw come the last one is told of.
         written = {one.data["member"]: one.data["times"] for one in found if one.data["attempt"] == attempt.number}
         drafts: list[Draft] = []
         for one in status.members:
             if (times := one.status.restarts) > written.get(one.rank, 0):
                 data = {"attempt": attempt.number, "member": one.rank, "node": one.node, "times": times}
-                drafts.append((MEMBER_RESTARTED, attempt.job, {**data, "why": one.status.restarted}))
+                drafts.append((RESTARTED, attempt.job, {**data, "why": one.status.restarted}))
         return drafts
 
     def _end(

@@ -22,6 +22,8 @@ from gpuloom.live.dispatch.saved import SAVED, Saved
 from gpuloom.live.records.fleet import Slot, slots_of
 
 EVENT = "job.replica_failed"
+RESTARTED = "member.restarted"
+"""Event: a member failed, and was begun anew within its attempt."""
 MOST_IN_A_ROW = 3
 """Failures of replicas without new progress that are forgiven."""
 ENDED_IN_ORDER = frozenset({0, SAVED, 143, -15})

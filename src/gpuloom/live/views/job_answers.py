@@ -194,6 +194,8 @@ class MemberView(TypedDict):
     signal: int | None
     message: str
     ended_s: float | None
+    restarts: Annotated[int, "How often it failed and was begun anew while the others ran on."]
+    restarted: Annotated[str, "How it had failed, the last time; '' if never."]
 
 
 class EventView(TypedDict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from gpuloom.core.decision import Reason
 from gpuloom.core.events import Event
@@ -150,8 +150,11 @@ def rates_view(usage: RunUsage) -> RatesView:
     }
 
 
-def attempt_view(attempt: Attempt, now_s: float, replicas: Replicas | None = None) -> AttemptView:
-    """An attempt. replicas: sizes of its job, if that is elastic."""
+def attempt_view(
+    attempt: Attempt, now_s: float, replicas: Replicas | None = None, restarts: Iterable[Event] = ()
+) -> AttemptView:
+    """An attempt. replicas: sizes of its job, if that is elastic. restarts: events of members that were begun anew."""
+    last = {one.data["member"]: one.data for one in restarts if one.data["attempt"] == attempt.number}
     return {
         "number": attempt.number,
         "state": "ended" if attempt.phase is None else cast("StateOfAttempt", attempt.phase.value),
@@ -177,7 +180,7 @@ def attempt_view(attempt: Attempt, now_s: float, replicas: Replicas | None = Non
         "gpu_model": attempt.gpu_model or None,
         "it_per_s": attempt.it_per_s,
         "gpu_memory_mib": attempt.gpu_memory_mib,
-        "members": [member_view(rank, member) for rank, member in enumerate(attempt.parts)],
+        "members": [member_view(rank, member, last.get(rank)) for rank, member in enumerate(attempt.parts)],
     }
 
 
@@ -200,8 +203,8 @@ def speed_view(gpu_model: str, speed: ModelSpeed) -> SpeedView:
     }
 
 
-def member_view(rank: int, member: Member) -> MemberView:
-    """A member of an attempt."""
+def member_view(rank: int, member: Member, restarted: Mapping[str, Any] | None = None) -> MemberView:
+    """A member of an attempt. restarted: data of the last event that it was begun anew."""
     return {
         "rank": rank,
         "node": member.node,
@@ -212,6 +215,8 @@ def member_view(rank: int, member: Member) -> MemberView:
         "signal": member.signal,
         "message": member.message,
         "ended_s": member.ended_s,
+        "restarts": 0 if restarted is None else restarted["times"],
+        "restarted": "" if restarted is None else restarted["why"],
     }
 
 
@@ -232,13 +237,14 @@ def show_view(
     now_s: float,
     resizes: Iterable[Event] = (),
     suspensions: Iterable[Event] = (),
+    restarts: Sequence[Event] = (),
     hooked: Hooked | None = None,
     need: Need | None = None,
     makes_way: MakesWayView | None = None,
 ) -> ShowView:
-    """Everything about a job. pace: how fast it is on each GPU model. resizes, suspensions: its events of that. log:
-    where its last log is; '' for none. group: of which it is a member. hooked: what hooks saw of its last run. need:
-    its memory on one GPU; None: not known. makes_way: None: it does not run."""
+    """Everything about a job. pace: how fast it is on each GPU model. resizes, suspensions, restarts: its events of
+    that. log: where its last log is; '' for none. group: of which it is a member. hooked: what hooks saw of its last
+    run. need: its memory on one GPU; None: not known. makes_way: None: it does not run."""
     return {
         "job": view,
         "spec": spec.to_json(),
@@ -247,7 +253,7 @@ def show_view(
         "sizes": size_views(spec, pace),
         "gpu_memory": None if need is None else {"mib": need.mib, "source": need.source.value, "runs": need.runs},
         "cost_usd": job_cost_usd(attempts, now_s),
-        "attempts": [attempt_view(attempt, now_s, spec.replicas) for attempt in attempts],
+        "attempts": [attempt_view(attempt, now_s, spec.replicas, restarts) for attempt in attempts],
         "resizes": resize_views(resizes),
         "suspensions": suspension_views(suspensions),
         "makes_way": makes_way,
