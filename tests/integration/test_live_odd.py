@@ -405,11 +405,14 @@ def test_a_suspended_job_makes_way_and_show_says_what_moved(tmp_path: Path) -> N
         short = live.submit(estimate=10)
         live.until(lambda: live.state(long, short) == ["frozen", "running"])
         assert "is suspended and waits" in live.service.why(long)["sentences"][0]
+        (node,) = live.service.nodes()
+        assert (node["suspended"], node["jobs"]) == ([{"job": long, "mib": 512.0}], [short])
         (told,) = live.service.show(long)["suspensions"]
         assert (told["mib"], told["out_s"], told["back_at_s"], told["why_not"]) == (512.0, 1.5, None, "")
         live.end(short)
         live.until(lambda: live.state(long) == ["running"])
         assert live.service.show(long)["suspensions"][0]["back_at_s"] is not None
+        assert live.service.nodes()[0]["suspended"] == []
         assert live.service.show(short)["suspensions"] == []
 
 

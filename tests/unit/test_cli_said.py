@@ -234,7 +234,7 @@ def test_rows_of_jobs() -> None:
 NODE: dict[str, Any] = {
     "name": "n", "kind": "gpu", "state": "up", "cpus": 64, "cpu_percent": 12.6, "memory_used_mib": 1536,
     "memory_mib": 65536, "disk_free_mib": 2048, "load": 0.25, "reason": "a fan",
-    "cut": "", "source": "here",
+    "cut": "", "source": "here", "suspended": [],
 }  # fmt: skip
 GPU: dict[str, Any] = {
     "index": 3, "model": "H100", "state": "foreign", "jobs": [4, 5], "utilization": 99.5, "memory_used_mib": 1024,
@@ -252,6 +252,10 @@ def test_rows_of_nodes_and_gpus() -> None:
     }  # fmt: skip
     assert next(c for c in live_tables.NODE_COLUMNS if c.title == "busy").cell(slots) == "1/2 CPU slots"
     assert live_tables.node_columns([node]) == live_tables.NODE_COLUMNS
+    lie = node | {"suspended": [{"job": 3, "mib": 1024.0}, {"job": 4, "mib": 512.0}]}
+    cells = {column.title: column.cell(lie) for column in live_tables.node_columns([node, lie])}
+    assert cells["GiB suspended"] == "1.5 (jobs 3-4)"
+    assert {column.title: column.cell(node) for column in live_tables.node_columns([node, lie])}["GiB suspended"] == "-"
     pilot: Any = {
         **node,
         "source": "slurm",

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import click
 
 from gpuloom.bounded.text import cut
-from gpuloom.cli.live import ago, plain, short
+from gpuloom.cli.live import ago, plain, runs_of, short
 from gpuloom.core.progress import it_per_s
+from gpuloom.core.sums import sum_floats
 from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
@@ -356,6 +357,8 @@ NODE_COLUMNS: Sequence[Column[NodeView]] = (
     Column("load", lambda n: _number(n["load"], 1), right=True),
     Column("reason", lambda n: n["reason"] or n["cut"] or n["shut"], gives=True),
 )
+SUSPENDED_COLUMN: Column[NodeView] = Column("GiB suspended", lambda n: _suspended(n))
+"""Of that memory, where jobs lie suspended."""
 JOINED_COLUMNS: Sequence[Column[NodeView]] = (
     Column("from", lambda n: f"Slurm {n['engine_job']}".strip() if n["source"] == "slurm" else n["source"]),
     Column("model", lambda n: ", ".join(dict.fromkeys(gpu["model"] for gpu in n["gpus"])), gives=True, least=80),
@@ -366,10 +369,17 @@ JOINED_COLUMNS: Sequence[Column[NodeView]] = (
 
 def node_columns(nodes: Sequence[NodeView]) -> Sequence[Column[NodeView]]:
     """Those that have something to say."""
-    if all(node["source"] == "here" for node in nodes):
-        return NODE_COLUMNS
-    joined = [one for one in JOINED_COLUMNS if one.title != "ours until" or any(n["until_s"] for n in nodes)]
-    return (*NODE_COLUMNS[:2], *joined, *NODE_COLUMNS[2:])
+    joined: list[Column[NodeView]] = []
+    if any(node["source"] != "here" for node in nodes):
+        joined = [one for one in JOINED_COLUMNS if one.title != "ours until" or any(n["until_s"] for n in nodes)]
+    suspended = [SUSPENDED_COLUMN] if any(node["suspended"] for node in nodes) else []
+    return (*NODE_COLUMNS[:2], *joined, *NODE_COLUMNS[2:6], *suspended, *NODE_COLUMNS[6:])  # beside its memory
+
+
+def _suspended(node: NodeView) -> str:
+    lie = node["suspended"]
+    jobs = f"{'job' if len(lie) == 1 else 'jobs'} {runs_of([one['job'] for one in lie])}"
+    return f"{gib(sum_floats([one['mib'] for one in lie]))} ({jobs})" if lie else "-"
 
 
 def is_slots(node: NodeView) -> bool:

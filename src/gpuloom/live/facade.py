@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from gpuloom.agent.looking import Looker
@@ -61,7 +62,7 @@ from gpuloom.live.views.jobs import job_view, log_place, preemptions_of, show_vi
 from gpuloom.live.views.pilots import NO_PILOTS, PilotsView
 from gpuloom.live.views.policy import policy_view, with_state
 from gpuloom.live.views.sizes import RESIZES
-from gpuloom.live.views.suspensions import SUSPENSIONS, makes_way_view
+from gpuloom.live.views.suspensions import SUSPENSIONS, in_memory, makes_way_view
 from gpuloom.live.views.why import Whys
 from gpuloom.policies.registry import parse_policy
 from gpuloom.store.port import JobQuery
@@ -179,7 +180,11 @@ class LiveService:
 
     def nodes(self) -> Sequence[NodeView]:
         book = self._scheduler.book
-        held = holders(list(book.attempts.values()))
+        attempts = list(book.attempts.values())
+        frozen = partial(self._store.events, types=("attempt.frozen",), limit=1, newest=True)
+        suspended = in_memory(attempts, lambda job: frozen(job=job))
+        lie = {job for jobs in suspended.values() for job in jobs}
+        held = holders(attempt for attempt in attempts if attempt.job not in lie)
         sights, shut, limits = self._sights, self._scheduler.planning.scene.shut, self._scheduler.gangs.limits
         return [
             node_view(
@@ -190,6 +195,7 @@ class LiveService:
                 sights.cut.get(node.name, ""),
                 shut.get(node.name, ""),
                 limits(node.name),
+                suspended.get(node.name, {}),
             )
             for node in list(book.nodes.values())
             for seen in (sights.of(node.name),)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import cast
 
 from gpuloom import __version__
@@ -50,12 +51,14 @@ def node_view(
     cut: str = "",
     shut: str = "",
     limits: Mapping[str, str] | None = None,
+    suspended: Mapping[int, float] = MappingProxyType({}),
 ) -> NodeView:
     """A machine with its GPUs, who runs there, and the newest rates.
 
     Args:
         notes: by GPU, what was noticed of it. cut: why it can't be talked to now; '' where it can.
         shut: why nothing can be started there now, though it is up. limits: how limits are kept there.
+        suspended: by job that lies there, the GPU memory that is in the node's memory, MiB.
     """
     rates = None if sample is None else sample.node
     of_gpu = {} if sample is None else {gpu.index: gpu for gpu in sample.gpus}
@@ -105,6 +108,7 @@ def node_view(
         "gpus": gpus,
         "topology": list(node.topology),
         "jobs": sorted({job for gpu in node.gpus for job in held.get((node.name, gpu.index), ())}),
+        "suspended": [{"job": job, "mib": mib} for job, mib in sorted(suspended.items())],
     }
 
 

@@ -41,6 +41,13 @@ class GpuView(TypedDict):
     notes: Annotated[list[str], "The monitor's findings."]
 
 
+class SuspendedHereView(TypedDict):
+    """A suspended job."""
+
+    job: int
+    mib: Annotated[float, "Its GPU memory, which is in the node's main memory."]
+
+
 class NodeView(TypedDict):
     """A machine with its newest rates (null: not known)."""
 
@@ -75,6 +82,7 @@ class NodeView(TypedDict):
         "[GPU, GPU, link]: how pairs of GPUs are connected ('NVLINK', 'PIX', 'PHB', 'NODE', 'SYS').",
     ]
     jobs: list[int]
+    suspended: Annotated[list[SuspendedHereView], "Jobs that lie there without GPUs, and what they hold of its memory."]
 
 
 class NodeList(TypedDict):

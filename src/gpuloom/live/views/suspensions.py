@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 from gpuloom.core.events import Event
+from gpuloom.core.job import Attempt, Phase
 from gpuloom.core.spec import OnPreempt
 from gpuloom.live.records.rehearsals import REHEARSED
 from gpuloom.live.views.job_answers import MakesWayView, SuspensionView, Way
@@ -28,6 +29,18 @@ def suspension_views(events: Iterable[Event]) -> list[SuspensionView]:
             found.append(_view(event.at_s, data.get("suspended_mib"), data["moved_s"], ""))
         elif event.type == "attempt.thawed" and found and not found[-1]["why_not"] and found[-1]["back_at_s"] is None:
             found[-1]["back_at_s"], found[-1]["in_s"] = event.at_s, data.get("moved_s")
+    return found
+
+
+def in_memory(attempts: Iterable[Attempt], events_of: Callable[[int], Sequence[Event]]) -> dict[str, dict[int, float]]:
+    """By node and job, the GPU memory of suspended jobs that is in the node's memory, MiB. events_of: the last event
+    `attempt.frozen` of a job."""
+    found: dict[str, dict[int, float]] = {}
+    for attempt in attempts:
+        if attempt.phase is Phase.FROZEN:
+            for event in events_of(attempt.job):
+                if (mib := event.data.get("suspended_mib")) is not None:
+                    found.setdefault(attempt.nodes[0], {})[attempt.job] = mib
     return found
 
 
