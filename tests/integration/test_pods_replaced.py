@@ -90,15 +90,18 @@ def test_one_that_is_killed_is_replaced_and_the_others_run_on(world: World) -> N
     until(lambda: len(running(world)) == 3 and running(world)["1"] != before["1"], "another pod to run")
     after = running(world)
     assert (after["0"], after["2"]) == (before["0"], before["2"]), "the others run on"
-    assert restarts(client, job) == [(1, 1, "failed (signal 9)")]
+    until(lambda: restarts(client, job) == [(1, 1, "failed (signal 9)")], "that to be written down")
     assert [one["number"] for one in client.show(job)["attempts"]] == [1], "it is the same attempt"
     (attempt,) = client.show(job)["attempts"]
     assert [(one["restarts"], one["restarted"]) for one in attempt["members"]] == [
         (0, ""), (1, "failed (signal 9)"), (0, ""),
     ]  # fmt: skip
-    said = [one["message"] for one in world.items(EVENT) if one["reason"] == "MemberRestarted"]
-    assert len(said) == 1
-    assert said[0].startswith("member 1 failed (signal 9); a new pod takes its place on n")
+
+    def said() -> list[str]:
+        return [one["message"] for one in world.items(EVENT) if one["reason"] == "MemberRestarted"]
+
+    until(lambda: len(said()) == 1, "the cluster to be told")
+    assert said()[0].startswith("member 1 failed (signal 9); a new pod takes its place on n")
     assert pod_of(world, "1")["annotations"]["gpuloom.io/restarts"] == "1"
     assert finish(world, client, job)["state"] == "finished"
     assert client.log(job, member=1).decode() == "up: member 1\nup: member 1\ndone\n"
@@ -113,8 +116,8 @@ def test_after_a_resize_its_pods_count_as_never_replaced(world: World) -> None:
     until(lambda: len(running(world)) == 3, "another pod to run")
     before = running(world)
     taker = submit(client, "sleep", "2", gpus=1)
-    until(lambda: phase(client, taker) == "running", "the one that needs room to run", 60.0)
-    until(lambda: len(client.show(job)["attempts"]) == 3 and phase(client, job) == "running", "it to grow again", 60.0)
+    until(lambda: phase(client, taker) in ("running", "finished"), "the one that needs room to run")
+    until(lambda: len(client.show(job)["attempts"]) == 3 and phase(client, job) == "running", "it to grow again")
     until(lambda: len(running(world)) == 3, "its pods to run")
     assert running(world).items() >= {(index, before[index]) for index in "01"}
     until(lambda: "gpuloom.io/restarts" not in pod_of(world, "1")["annotations"], "it to be relabelled")
@@ -148,7 +151,7 @@ def test_one_that_somebody_deletes_is_replaced(world: World) -> None:
     world.api.store.delete(POD, pod["namespace"], pod["name"])
     until(lambda: len(running(world)) == 2 and running(world)["1"] != before["1"], "another pod to run")
     assert running(world)["0"] == before["0"]
-    ((member, times, why),) = restarts(client, job)
+    ((member, times, why),) = until(lambda: restarts(client, job), "that to be written down")
     assert (member, times) == (1, 1)
     assert "deleted by somebody else" in why
     assert finish(world, client, job)["state"] == "finished"
@@ -159,11 +162,11 @@ def test_one_that_fails_again_and_again_ends_the_attempt(world: World) -> None:
     client = world.up("--policy", "fifo")
     job, before = started(world, client, 2)
     (world.folder / "bad-1").touch()
-    until(lambda: [times for _, times, _ in restarts(client, job)] == [1, 2, 3], "it to be replaced thrice", 60.0)
+    until(lambda: [times for _, times, _ in restarts(client, job)][-1:] == [3], "it to be replaced thrice")
     assert running(world)["0"] == before["0"]
-    until(lambda: len(client.show(job)["attempts"]) > 1 or phase(client, job) == "failed", "that to be the end", 60.0)
+    until(lambda: len(client.show(job)["attempts"]) > 1 or phase(client, job) == "failed", "that to be the end")
     client.cancel([job])
-    until(lambda: not world.items() and not world.items(VCJOB), "nothing to be left", 60.0)
+    until(lambda: not world.items() and not world.items(VCJOB), "nothing to be left")
 
 
 def test_without_the_first_one_it_begins_anew(world: World) -> None:
@@ -172,8 +175,8 @@ def test_without_the_first_one_it_begins_anew(world: World) -> None:
     client = world.up("--policy", "fifo")
     job, before = started(world, client, 2)
     kill(world, 0)
-    until(lambda: len(client.show(job)["attempts"]) > 1, "it to begin anew", 60.0)
-    until(lambda: phase(client, job) == "running" and not before.items() & running(world).items(), "that to run", 60.0)
+    until(lambda: len(client.show(job)["attempts"]) > 1, "it to begin anew")
+    until(lambda: phase(client, job) == "running" and not before.items() & running(world).items(), "that to run")
     assert restarts(client, job) == []
     assert finish(world, client, job)["state"] == "finished"
 
@@ -186,4 +189,4 @@ def test_cancelled_while_another_pod_comes(world: World) -> None:
     until(lambda: restarts(client, job) != [], "it to be replaced")
     client.cancel([job])
     assert ended(client, job)["state"] == "cancelled"
-    until(lambda: not world.items() and not world.items(VCJOB), "nothing to be left", 60.0)
+    until(lambda: not world.items() and not world.items(VCJOB), "nothing to be left")
