@@ -69,6 +69,14 @@ class World:
         assert asked(self.api) <= allowed(), "deploy/run-rbac.yaml gives all rights that are needed"
 
 
+def with_torchrun(folder: Path, text: str) -> World:
+    """A world with a program `torchrun` in its folder, a shell script: an agent that members of elastic jobs run."""
+    world, place = World(folder), folder / "torchrun"
+    place.write_text(text)
+    place.chmod(0o755)
+    return world
+
+
 def asked(api: FakeApi) -> set[tuple[bool, str, str, str]]:
     """(in a namespace, group, resource, verb) of all that was asked of the API server."""
     found = set()

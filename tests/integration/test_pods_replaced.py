@@ -13,7 +13,7 @@ import pytest
 from fake_kubernetes.cluster import POD, VCJOB
 from fake_kubernetes.kinds import BY_PATH
 from gpuloom.client import Client
-from pods_world import World, ended, phase, submit
+from pods_world import World, ended, phase, submit, with_torchrun
 from until import until
 
 pytestmark = pytest.mark.slow
@@ -31,10 +31,7 @@ echo done
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    world = World(tmp_path)
-    place = tmp_path / "torchrun"
-    place.write_text(TORCHRUN)
-    place.chmod(0o755)
+    world = with_torchrun(tmp_path, TORCHRUN)
     yield world
     world.close()
 
