@@ -11,6 +11,7 @@ from fake_kubernetes.cluster import Cluster
 from fake_kubernetes.machines import Machines
 from fake_kubernetes.server import FakeApi
 from gpuloom.executors.kubernetes.cluster import PodCluster
+from gpuloom.executors.kubernetes.kinds import VOLCANO, JobKind
 from gpuloom.executors.kubernetes.manifest import Setup
 from gpuloom.executors.kubernetes.node import PodNode
 from gpuloom.executors.node import NodePort
@@ -20,14 +21,14 @@ NAME = "n1"
 
 
 class PodTarget:
-    """A cluster of one node. shared: pods see the folder of their runs."""
+    """A cluster of one node. shared: pods see the folder of their runs. kind: what jobs are made as."""
 
     runner = None
     pods = True
 
-    def __init__(self, home: Path, *, shared: bool = True) -> None:
+    def __init__(self, home: Path, *, shared: bool = True, kind: JobKind = VOLCANO) -> None:
         home.mkdir(parents=True)
-        self.home, self.shared = home, shared
+        self.home, self.shared, self.kind = home, shared, kind
         self.template: Mapping[str, Any] = {}
         self._stack = ExitStack()
         self.api = self._stack.enter_context(FakeApi())
@@ -39,7 +40,8 @@ class PodTarget:
 
     def setup(self) -> Setup:
         claim = "runs" if self.shared else ""
-        return Setup("default", "0123456789ab", self.home / "runs", "here:1", self.template, claim)
+        runs = self.home / "runs"
+        return Setup("default", "0123456789ab", runs, "here:1", self.template, claim, kind=self.kind)
 
     def connect(self) -> NodePort:
         self._let_go()

@@ -13,17 +13,21 @@ from fake_kubernetes.cluster import POD, Cluster
 from fake_kubernetes.machines import Machines
 from fake_kubernetes.server import FakeApi
 from gpuloom.client import Client
+from gpuloom.executors.kubernetes.kinds import VOLCANO, JobKind
 from real_scheduler import PROGRAM
 from until import until
 
 
 class World:
-    """A cluster and a scheduler of it."""
+    """A cluster and a scheduler of it. kind: what jobs are made as; None: that is not said. back_off_s: of Kubernetes'
+    own Jobs."""
 
-    def __init__(self, folder: Path, *, admits: bool = True) -> None:
-        self.folder, self.home = folder, folder / "home"
+    def __init__(
+        self, folder: Path, *, admits: bool = True, kind: JobKind | None = VOLCANO, back_off_s: float = 0.3
+    ) -> None:
+        self.folder, self.home, self.kind = folder, folder / "home", kind
         self.api = FakeApi()
-        self.machines = Machines(self.api, admits=admits)
+        self.machines = Machines(self.api, admits=admits, back_off_s=back_off_s)
         self.cluster = Cluster(self.api)
         self.config = self.api.kubeconfig(folder / "kubeconfig")
         self.process: subprocess.Popen[bytes] | None = None
@@ -32,6 +36,7 @@ class World:
 
     def up(self, *more: str) -> Client:
         command = [*PROGRAM, "up", "--executor", "kubernetes", "--kubeconfig", str(self.config), "--port", "0"]
+        command += [] if self.kind is None else ["--job-kind", self.kind.word]
         log = (self.folder / "up.log").open("ab")
         self.process = subprocess.Popen(
             [*command, "--home", str(self.home), "--image", "here:1", *more], stdout=log, stderr=log
@@ -69,9 +74,9 @@ class World:
         assert asked(self.api) <= allowed(), "deploy/run-rbac.yaml gives all rights that are needed"
 
 
-def with_torchrun(folder: Path, text: str) -> World:
+def with_torchrun(folder: Path, text: str, kind: JobKind = VOLCANO) -> World:
     """A world with a program `torchrun` in its folder, a shell script: an agent that members of elastic jobs run."""
-    world, place = World(folder), folder / "torchrun"
+    world, place = World(folder, kind=kind), folder / "torchrun"
     place.write_text(text)
     place.chmod(0o755)
     return world
@@ -84,6 +89,8 @@ def asked(api: FakeApi) -> set[tuple[bool, str, str, str]]:
         path, _, query = address.partition("?")
         parts = path.strip("/").split("/")
         group, rest = ("", parts[2:]) if parts[0] == "api" else (parts[1], parts[3:])
+        if not rest:  # which kinds there are, anybody may ask
+            continue
         within = rest[0] == "namespaces"
         kind, *names = rest[2:] if within else rest
         resource = "/".join([kind, *names[1:]])

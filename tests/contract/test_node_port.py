@@ -21,6 +21,8 @@ import pytest
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.job import DeviceKind
 from gpuloom.executors import procs
+from gpuloom.executors.kubernetes.kinds import INDEXED, VOLCANO, JobKind
+from gpuloom.executors.kubernetes.marks import host_of
 from gpuloom.executors.local import LocalExecutor
 from gpuloom.executors.local_node import LocalNode
 from gpuloom.executors.logs import NoLogError
@@ -121,13 +123,16 @@ def _pilot(home: Path, request: pytest.FixtureRequest) -> Iterator[Target]:
     target.clean()
 
 
-@contextmanager
-def _pods(home: Path, request: pytest.FixtureRequest) -> Iterator[Target]:
-    target = PodTarget(home)
-    try:
-        yield target
-    finally:
-        target.close()
+def _pods(kind: JobKind) -> Made:
+    @contextmanager
+    def made(home: Path, request: pytest.FixtureRequest) -> Iterator[Target]:
+        target = PodTarget(home, kind=kind)
+        try:
+            yield target
+        finally:
+            target.close()
+
+    return made
 
 
 TARGETS: dict[str, Made] = {
@@ -135,7 +140,8 @@ TARGETS: dict[str, Made] = {
     "watched": _here("off"),
     "joined": _joined,
     "slurm": _pilot,
-    "kubernetes": _pods,
+    "volcano": _pods(VOLCANO),
+    "indexed": _pods(INDEXED),
 }
 """By name: a context with a node whose files may lie in this folder."""
 QUICK = ("here",)
@@ -296,10 +302,12 @@ class TestThePort:
         bench.start(OTHER, *PYTHON, show, env={"MINE": "1"}, peers=peers, rank=1, port=29500, resumes=True)
         bench.end(OTHER)
         found = json.loads(bench.log(OTHER))
+        kind = bench.target.kind if isinstance(bench.target, PodTarget) else None
+        master = "10.0.0.1" if kind is None else host_of("gpuloom-12-1-9f3a02bc", [1, 1], 0, kind)
         wanted = {
             "MINE": "1", "GPULOOM_JOB_ID": "12", "GPULOOM_ATTEMPT": "1", "GPULOOM_GPUS": "1", "GPULOOM_RESUME": "1",
             "GPULOOM_NODE_RANK": "1", "GPULOOM_NODE_COUNT": "2", "MASTER_PORT": "29500",
-            "MASTER_ADDR": (bench.target.pods and "gpuloom-12-1-9f3a02bc-worker-0.gpuloom-12-1-9f3a02bc") or "10.0.0.1",
+            "MASTER_ADDR": master,
             "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1",
         }  # fmt: skip
         assert {name: found.get(name) for name in wanted} == wanted
@@ -541,7 +549,7 @@ class TestWhatItCan:
 
 
 @pytest.mark.parametrize(
-    "bench", mostly_slow([name for name in TARGETS if name != "kubernetes"], *QUICK), indirect=True
+    "bench", mostly_slow([name for name in TARGETS if name not in ("volcano", "indexed")], *QUICK), indirect=True
 )
 class TestHere:
     """Where its runner is a process of this machine."""

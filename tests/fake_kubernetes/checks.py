@@ -123,6 +123,8 @@ def check_change(kind: Kind, before: Mapping[str, Any], after: Mapping[str, Any]
         raise invalid(kind.kind, group, name, [("data", "FieldValueForbidden", text)])
     if kind.kind == "Pod":
         _pod_change(before, after)
+    if (kind.group, kind.kind) == ("batch", "Job"):
+        _job_change(name, before.get("spec") or {}, after.get("spec") or {})
 
 
 def quoted(text: str) -> str:
@@ -142,6 +144,37 @@ def _pod_change(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         _placing_change(name, old, new)
     if _without(old, free) != _without(new, free):
         raise invalid("Pod", "", name, [("spec", "FieldValueForbidden", f"Forbidden: {_POD_FREE}")])
+
+
+_TEMPLATE_FREE = frozenset(("nodeSelector", "affinity", "tolerations", "schedulingGates"))
+"""What may change of a template while its Job is suspended, beside the resources of its containers."""
+
+
+def _job_change(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Messages about templates are shorter here than the real ones, which print all of it."""
+    immutable = "field is immutable"
+    for field in ("completionMode", "managedBy", "backoffLimitPerIndex", "selector"):
+        if old.get(field) != new.get(field):
+            shown = f'"{new[field]}"' if isinstance(new.get(field), str) else _json(new.get(field))
+            cause = (f"spec.{field}", "FieldValueInvalid", f"Invalid value: {shown}: {immutable}")
+            raise invalid("Job", "batch", name, [cause])
+    wanted = new.get("completions")
+    if old.get("completions") != wanted and wanted != new.get("parallelism"):
+        text = f"Invalid value: {wanted}: can only be modified in tandem with spec.parallelism"
+        raise invalid("Job", "batch", name, [("spec.completions", "FieldValueInvalid", text)])
+    was, now = old["template"], new["template"]
+    free = _TEMPLATE_FREE if old.get("suspend") else frozenset[str]()
+    about = "metadata" if free else ""
+
+    def fixed(template: Mapping[str, Any]) -> dict[str, Any]:
+        spec = {key: value for key, value in template["spec"].items() if key not in free}
+        if free:
+            spec["containers"] = [{**one, "resources": None} for one in spec["containers"]]
+        return {key: value for key, value in template.items() if key != about} | {"spec": spec}
+
+    if fixed(was) != fixed(now):
+        text = f"Invalid value: {_json(now)}: {immutable}"
+        raise invalid("Job", "batch", name, [("spec.template", "FieldValueInvalid", text)])
 
 
 def _placing_change(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

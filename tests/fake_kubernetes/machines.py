@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fake_kubernetes.errors import Refused
+from fake_kubernetes.indexed import IndexedJobs
 from fake_kubernetes.kinds import BY_PATH, KINDS
 from fake_kubernetes.server import FakeApi
 from fake_kubernetes.store import Item, Store
@@ -49,12 +50,14 @@ class _Process:
 class Machines:
     """All machines of a cluster, and what else works beside the API server. `with` it they work.
 
-    admits: Volcano's scheduler runs, and lets in all. lost: names of nodes of which nothing is heard any more.
+    admits: Volcano's scheduler runs, and lets in all. back_off_s: of Kubernetes' own Jobs (`IndexedJobs`). lost: names
+    of nodes of which nothing is heard any more.
     """
 
-    def __init__(self, api: FakeApi, *, admits: bool = True) -> None:
+    def __init__(self, api: FakeApi, *, admits: bool = True, back_off_s: float = 10.0) -> None:
         self.api, self.store = api, api.store
         self.volcano = Volcano(api.store, admits=admits)
+        self.indexed = IndexedJobs(api.store, back_off_s=back_off_s)
         self.lost: set[str] = set()
         self.paused = False
         """Nobody binds, starts or ends anything for now."""
@@ -82,8 +85,10 @@ class Machines:
             if self.paused:
                 continue
             version = self.store.version
-            if version != self._seen:
+            due_s = self.indexed.due_s
+            if version != self._seen or (due_s is not None and self.store.now() >= due_s):
                 self.volcano.look()
+                self.indexed.look()
                 collect(self.store)
                 self._collect_pods()
                 with self.store.changed:

@@ -252,7 +252,7 @@ def _different(found: Any, recorded: Any) -> Iterator[str]:
         return
     about, theirs = ((one.get("metadata") or {}) for one in (found, recorded))
     for name in ("labels", "annotations", "finalizers", "deletionGracePeriodSeconds", "generation"):
-        if about.get(name) != theirs.get(name):
+        if _without_uids(about.get(name)) != _without_uids(theirs.get(name)):
             yield f"metadata.{name} {about.get(name)!r}, recorded {theirs.get(name)!r}"
     for name in ("deletionTimestamp", "resourceVersion"):
         if (name in about) != (name in theirs):
@@ -268,6 +268,12 @@ def _different(found: Any, recorded: Any) -> Iterator[str]:
     for name in ("nodeName", "schedulingGates", "replicas", "suspend", "parallelism", "completions", "minAvailable"):
         if spec.get(name) != wanted.get(name):
             yield f"spec.{name} {spec.get(name)!r}, recorded {wanted.get(name)!r}"
+
+
+def _without_uids(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _UID.sub("UID", text) for name, text in value.items()}
+    return value
 
 
 def _plain(text: object) -> str:

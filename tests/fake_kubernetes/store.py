@@ -124,7 +124,7 @@ class Store:
                 about["generation"] = 1
             if kind.subresources and "status" in kind.subresources and kind.kind != "Node":
                 item.pop("status", None)
-            _DEFAULTS.get(kind.kind, _none)(item)
+            _DEFAULTS.get((kind.group, kind.kind), _none)(item)
             if dry:
                 return item
             return self._put(kind, None, item)
@@ -222,6 +222,8 @@ class Store:
                     about["generation"] = int(about.get("generation", 1)) + 1
             if dry:
                 return 200, after
+            if (kind.group, kind.kind) == ("batch", "Job") and policy in (None, "Orphan"):
+                self._orphan(str(about["uid"]))
             if kind.kind != "Pod" and not about.get("finalizers"):
                 self._drop(kind, after)
                 details = {**details_of(name, kind.group, kind.plural), "uid": about["uid"]}
@@ -230,6 +232,19 @@ class Store:
             if after != before:
                 after = self._put(kind, before, after)
             return 200, self._gone_if_free(kind, after)
+
+    def _orphan(self, uid: str) -> None:
+        """Its pods run on, and are nobody's."""
+        pods = BY_PATH["", "v1", "pods"]
+        for pod in list(self.items[pods].values()):
+            owners = pod["metadata"].get("ownerReferences") or ()
+            if any(one.get("uid") == uid for one in owners):
+                after = deepcopy(pod)
+                del after["metadata"]["ownerReferences"]
+                left = [one for one in after["metadata"].pop("finalizers", ()) if not one.startswith("batch.")]
+                if left:
+                    after["metadata"]["finalizers"] = left
+                self._put(pods, pod, after)
 
     def _gone_if_free(self, kind: Kind, item: Item) -> Item:
         """One that is being deleted goes once no finalizer holds it, and no kubelet has it."""
@@ -311,7 +326,30 @@ def _namespace(item: Item) -> None:
     item["status"] = {"phase": "Active"}
 
 
-_DEFAULTS: Mapping[str, Callable[[Item], None]] = {"Pod": _pod, "Namespace": _namespace}
+def _job(item: Item) -> None:
+    about, spec = item["metadata"], item["spec"]
+    marks = {"batch.kubernetes.io/controller-uid": about["uid"], "batch.kubernetes.io/job-name": about["name"]}
+    marks |= {"controller-uid": about["uid"], "job-name": about["name"]}
+    of_template = spec["template"].setdefault("metadata", {})
+    of_template["labels"] = {**(of_template.get("labels") or {}), **marks}
+    if "labels" not in about:
+        about["labels"] = dict(of_template["labels"])
+    spec.setdefault("parallelism", 1)
+    spec.setdefault("completions", 1)
+    spec.setdefault("backoffLimit", 6)
+    spec["selector"] = {"matchLabels": {"batch.kubernetes.io/controller-uid": about["uid"]}}
+    spec.setdefault("manualSelector", False)
+    spec.setdefault("completionMode", "NonIndexed")
+    spec.setdefault("suspend", False)
+    spec.setdefault("podReplacementPolicy", "Failed" if "podFailurePolicy" in spec else "TerminatingOrFailed")
+    item["status"] = {}
+
+
+_DEFAULTS: Mapping[tuple[str, str], Callable[[Item], None]] = {
+    ("", "Pod"): _pod,
+    ("", "Namespace"): _namespace,
+    ("batch", "Job"): _job,
+}
 
 
 # -- lists ---------------------------------------------------------------------------------------------------------

@@ -329,7 +329,8 @@ def test_without_volcano_it_says_so(world: World) -> None:
         Fault(lambda request: "batch.volcano.sh" in request.path, 404, {"message": "not found"}, times=None)
     )
     done = subprocess.run(
-        [*PROGRAM, "up", "--executor", "kubernetes", "--kubeconfig", str(world.config), "--home", str(world.home)],
+        [*PROGRAM, "up", "--executor", "kubernetes", "--kubeconfig", str(world.config), "--home", str(world.home),
+         "--job-kind", "volcano"],
         capture_output=True, text=True, env={**os.environ}, timeout=60,
     )  # fmt: skip
     assert done.returncode == 1

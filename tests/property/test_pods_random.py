@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from fake_kubernetes.cluster import POD, VCJOB, Cluster
+from fake_kubernetes.cluster import JOB, POD, VCJOB, Cluster
 from fake_kubernetes.errors import Refused
+from fake_kubernetes.indexed import IndexedJobs
 from fake_kubernetes.kinds import BY_PATH
 from fake_kubernetes.machines import collect
 from fake_kubernetes.server import FakeApi, Fault, Request
@@ -24,6 +25,7 @@ from fake_kubernetes.volcano import Volcano
 from gpuloom.core.end_reason import EndReason
 from gpuloom.executors.kubernetes import cluster, wanted
 from gpuloom.executors.kubernetes.cluster import PodCluster
+from gpuloom.executors.kubernetes.kinds import KINDS, VOLCANO, JobKind
 from gpuloom.executors.kubernetes.manifest import Setup
 from gpuloom.executors.kubernetes.marks import run_of
 from gpuloom.executors.node import Peer, RunSpec
@@ -33,7 +35,8 @@ from tiers import examples
 from until import until
 
 NODES = ("n0", "n1", "n2")
-SECRET = BY_PATH["", "v1", "secrets"]
+SECRET, SERVICE = BY_PATH["", "v1", "secrets"], BY_PATH["", "v1", "services"]
+MADE = (POD, VCJOB, JOB, SECRET, SERVICE)
 PICK = st.integers(0, 99)
 """Which of those there are. Threads at work decide who is there, so that nothing may be drawn by that."""
 
@@ -60,7 +63,8 @@ class Pods(RuleBasedStateMachine):
         self.folder = TemporaryDirectory()
         self.api = FakeApi()
         self.cluster = Cluster(self.api)
-        self.volcano = Volcano(self.api.store)
+        self.controllers = (Volcano(self.api.store), IndexedJobs(self.api.store, back_off_s=0.02))
+        self.kind = VOLCANO
         for name in NODES:
             self.cluster.add_node(name, 8)
         self.config = self.api.kubeconfig(Path(self.folder.name) / "kubeconfig")
@@ -75,10 +79,15 @@ class Pods(RuleBasedStateMachine):
         """By attempt that is being resized: the nodes of the members that the next one is to have."""
         self.count = 0
         self.wrong: list[str] = []
-        self.pods = self.new()
+        self.pods: PodCluster
+
+    @initialize(kind=st.sampled_from(list(KINDS.values())))
+    def begin_with(self, kind: JobKind) -> None:
+        self.kind, self.pods = kind, self.new()
 
     def new(self) -> PodCluster:
-        setup = Setup("default", "0123456789ab", Path(self.folder.name) / "runs", image="here:1")
+        runs = Path(self.folder.name) / "runs"
+        setup = Setup("default", "0123456789ab", runs, image="here:1", kind=self.kind)
         pods = PodCluster(connect(self.config), setup, lambda node: "nvidia.com/gpu")
         pods.start()
         for node in NODES:
@@ -98,10 +107,12 @@ class Pods(RuleBasedStateMachine):
 
     def settle(self) -> None:
         """Let those who look take up what has happened."""
-        self.volcano.look()
+        for one in self.controllers:
+            one.look()
         collect(self.api.store)
         time.sleep(0.03)
-        self.volcano.look()
+        for one in self.controllers:
+            one.look()
 
     # -- the scheduler above ------------------------------------------------------------------------------------------
 
@@ -325,13 +336,14 @@ class Pods(RuleBasedStateMachine):
             self.api.store.compact()
         self.api.cut_watches()
 
-    @rule(pick=PICK, kind=st.sampled_from([POD, VCJOB]))
-    def somebody_deletes(self, pick: int, kind: Any) -> None:
+    @rule(pick=PICK, kind=st.sampled_from([POD, None]), policy=st.sampled_from(["Background", "Orphan"]))
+    def somebody_deletes(self, pick: int, kind: Any, policy: str) -> None:
+        kind = kind or (VCJOB if self.kind is VOLCANO else JOB)
         with self.api.store.changed:
             names = sorted(one["metadata"]["name"] for one in self.api.store.items[kind].values())
         if names:
             with suppress(Refused):
-                self.api.store.delete(kind, "default", names[pick % len(names)])
+                self.api.store.delete(kind, "default", names[pick % len(names)], {"propagationPolicy": policy})
         self.settle()
 
     # -- what holds always --------------------------------------------------------------------------------------------
@@ -344,7 +356,7 @@ class Pods(RuleBasedStateMachine):
 
     def left(self) -> str:
         """What there still is, as the cluster and as the attempts have it."""
-        kinds = {kind: self.api.store.items[kind].values() for kind in (POD, VCJOB, SECRET)}
+        kinds = {kind: self.api.store.items[kind].values() for kind in MADE}
         there = [(kind.plural, one["metadata"], one.get("status")) for kind, items in kinds.items() for one in items]
         heard = {one.run: self.heard.get(one.run) for specs in self.specs.values() for one in specs}
         return f"{there}; {heard}; stopped {self.stopped}, ended {self.ends}"
@@ -361,7 +373,7 @@ class Pods(RuleBasedStateMachine):
             def over() -> bool:
                 self.those_that_are_told_to_end_do()
                 self.acknowledge()
-                left = [self.api.store.items[kind] for kind in (POD, VCJOB, SECRET)]
+                left = [self.api.store.items[kind] for kind in MADE]
                 return not self.specs and not any(left)
 
             try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,18 @@ from fake_kubernetes.patches import json_patch
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.errors import InputError
 from gpuloom.core.spec import Launcher
-from gpuloom.executors.kubernetes.manifest import Setup, manifest, pinned
+from gpuloom.executors.kubernetes.kinds import INDEXED
+from gpuloom.executors.kubernetes.manifest import Manifest, Setup, manifest, pinned, scaled, taken_over
 from gpuloom.executors.kubernetes.marks import GATE, VALUE, host_of, name_of, tasks_of
 from gpuloom.executors.kubernetes.pod_logs import nanoseconds, new_lines
-from gpuloom.executors.kubernetes.pods import Group, Job, Pod, exit_of, hopeless, pod_of
+from gpuloom.executors.kubernetes.pods import Group, Job, Pod, exit_of, hopeless, job_of, pod_of
 from gpuloom.executors.kubernetes.there import There
 from gpuloom.executors.kubernetes.wanted import (
     MOST_REPLACED,
     REPLACED_AFTER_S,
     WELL_S,
     Attempt,
+    Begin,
     CreateJob,
     DeleteJob,
     DeletePod,
@@ -148,6 +150,75 @@ class TestWhatIsSent:
         assert any(host_of(name_of(RUN), [1, 1], 1) in word for word in main_of(job)["command"])
 
 
+class TestIndexedJobs:
+    setup = replace(SETUP, kind=INDEXED)
+
+    def made(self, *specs: RunSpec) -> Manifest:
+        nodes = [one.peers[one.rank].node for one in specs]
+        return manifest(specs, nodes, self.setup, ["nvidia.com/gpu"] * len(nodes))
+
+    def test_one_member_alone_needs_nothing_else(self) -> None:
+        found = self.made(spec())
+        assert (found.others, found.service) == ((), None)
+        about, asked = found.job["metadata"], found.job["spec"]
+        assert (found.job["apiVersion"], about["name"]) == ("batch/v1", name_of(RUN))
+        assert (asked["completionMode"], asked["completions"], asked["parallelism"]) == ("Indexed", 1, 1)
+        assert "suspend" not in asked
+        assert "subdomain" not in asked["template"]["spec"]
+
+    def test_a_job_for_each_number_of_gpus(self) -> None:
+        found = self.made(*(spec(rank=rank, gpus=(4, 2, 4)) for rank in range(3)))
+        jobs = [found.job, *found.others]
+        name = name_of(RUN)
+        assert [(one["metadata"]["name"], one["spec"]["completions"]) for one in jobs] == [(name, 2), (f"{name}-g2", 1)]
+        assert [one["spec"].get("suspend", False) for one in jobs] == [True, False]
+        assert [one is None for one in map(job_of, jobs_there(jobs))] == [False, True], "the attempt has one Job"
+        assert host_of(name, [4, 2, 4], 1, INDEXED) == f"{name}-g2-0.{name}"
+        assert host_of(name, [4, 2, 4], 2, INDEXED) == f"{name}-1.{name}"
+        assert found.service is not None
+        wanted = found.service["spec"]["selector"].items()
+        for one in jobs:
+            template = one["spec"]["template"]
+            assert wanted <= template["metadata"]["labels"].items()
+            assert template["spec"]["subdomain"] == found.service["metadata"]["name"] == name
+
+    def test_its_pods_are_known_by_their_index_and_task(self) -> None:
+        found = self.made(*(spec(rank=rank, gpus=(4, 2, 4)) for rank in range(3)))
+        ranks = []
+        for job in (found.job, *found.others):
+            for index in range(job["spec"]["completions"]):
+                about = job["spec"]["template"]["metadata"]
+                annotations = {**about["annotations"], "batch.kubernetes.io/job-completion-index": str(index)}
+                metadata = {"name": "p", "uid": f"u{index}", "labels": about["labels"], "annotations": annotations}
+                one = pod_of({"metadata": metadata, "spec": job["spec"]["template"]["spec"]})
+                assert one is not None
+                ranks.append(one.rank)
+        assert ranks == [0, 2, 1]
+
+    def test_elastic_jobs_may_grow_from_one(self) -> None:
+        found = self.made(spec("torchrun", "train.py", sizes=(1, 4)))
+        assert found.job["spec"]["suspend"] is True
+        assert found.service is not None
+        bigger = self.made(*(spec("torchrun", "train.py", rank=rank, gpus=(1, 1), sizes=(1, 4)) for rank in range(2)))
+        job = jobs_there([found.job])[0]
+        assert json_patch(job, taken_over(job, RUN, bigger))["spec"]["completions"] == 2
+        assert json_patch(job, scaled(1, 3, volcano=False))["spec"]["parallelism"] == 3
+
+    @pytest.mark.parametrize("version", ["1.28", "1.30", "1.33", "1.36"])
+    def test_all_of_it_fits_the_schemas_of_kubernetes(self, version: str) -> None:
+        schemas = pytest.importorskip("kubernetes_validate")
+        claimed = replace(self.setup, claim="runs/home")
+        specs = [spec("torchrun", "t.py", rank=rank, gpus=(2, 1), env={"A": "1"}, cpus=1.5) for rank in range(2)]
+        found = manifest(specs, ["n1", "n2"], claimed, ["nvidia.com/gpu"] * 2)
+        for item in (found.job, *found.others, found.service, found.secret):
+            schemas.validate(item, version, strict=True)
+
+
+def jobs_there(jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """As the cluster has them."""
+    return [{**one, "metadata": {**one["metadata"], "uid": f"j{number}"}} for number, one in enumerate(jobs)]
+
+
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 IS_N1 = {"key": "metadata.name", "operator": "In", "values": ["n1"]}
 
@@ -251,7 +322,18 @@ class TestEnds:
 
 
 JOB = Job(
-    "j1", name_of(RUN), RUN, (("n1", 1),), ({},), hold=False, secret=False, going_away=False, in_place=False, replicas=1
+    "j1",
+    name_of(RUN),
+    RUN,
+    (("n1", 1),),
+    ({},),
+    hold=False,
+    secret=False,
+    going_away=False,
+    in_place=False,
+    replicas=1,
+    suspended=False,
+    grouped=True,
 )
 RUNS = pod({"running": {"startedAt": _at(1)}}, finalizers=["gpuloom.io/end"])
 
@@ -342,6 +424,18 @@ class TestWhatIsWrittenNext:
         assert self.writes(self.attempt(), Seen(JOB, group), wall_s=1006.0) == [LetIn("g")]
         judged = replace(group, judged=True)
         assert self.writes(self.attempt(), Seen(JOB, judged), wall_s=1006.0) == [], "a full queue is Volcano's to say"
+
+    def test_a_suspended_job_begins_once_all_members_are_asked_for(self) -> None:
+        job = replace(JOB, suspended=True, grouped=False)
+        attempt = self.attempt()
+        assert not Seen(job).may_have_pods
+        assert self.writes(attempt, Seen(job)) == [Begin("j1")]
+        assert self.writes(attempt, Seen(replace(job, suspended=False))) == []
+        assert Seen(replace(job, suspended=False)).may_have_pods
+        attempt.members[1] = Member("n2")
+        assert self.writes(attempt, Seen(job)) == [], "the second one's pods could not be made"
+        attempt.members[0].stop = Stop(EndReason.CANCELLED, 100.0)
+        assert self.writes(attempt, Seen(job)) == [DeleteJob(JOB.name, "j1")]
 
     def test_one_that_is_stopped_before_it_has_a_node(self) -> None:
         attempt = self.attempt(stop=Stop(EndReason.PREEMPTED, 130.0), pod="u1")

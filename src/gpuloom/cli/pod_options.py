@@ -20,7 +20,7 @@ OPTIONS = (
         type=click.Choice(["local", "kubernetes"]),
         default="local",
         show_default=True,
-        help="Where jobs run: on this machine and on nodes that join, or as pods of a Kubernetes cluster with Volcano.",
+        help="Where jobs run: on this machine and on nodes that join, or as pods of a Kubernetes cluster.",
     ),
     click.option(
         "--kubeconfig",
@@ -43,7 +43,13 @@ OPTIONS = (
         metavar="CLAIM[/FOLDER]",
         help="With kubernetes: PersistentVolumeClaim that holds HOME/runs, so that jobs can report progress.",
     ),
-    click.option("--queue", metavar="NAME", help="With kubernetes: Volcano's queue [default]."),
+    click.option(
+        "--job-kind",
+        type=click.Choice(["volcano", "indexed"]),
+        help="With kubernetes: jobs run as Volcano Jobs, or as Indexed Jobs of Kubernetes itself [what this home had; "
+        "at first Volcano's, if the cluster has them].",
+    ),
+    click.option("--queue", metavar="NAME", help="With Volcano: its queue [default]."),
     click.option(
         "--gpu-resource",
         "gpu_resources",
@@ -64,6 +70,7 @@ _NAMES = {
     "image": "--image",
     "pod_template": "--pod-template",
     "runs_claim": "--runs-claim",
+    "job_kind": "--job-kind",
     "queue": "--queue",
     "gpu_resources": "--gpu-resource",
     "standby": "--standby",

@@ -107,7 +107,7 @@ def up(
     says how many CPU slots stand in for them. In the foreground Ctrl-C stops the scheduler; jobs keep running, and the
     next start finds them. If a scheduler runs already, the exit code is 1; with --detach it is 0, unless the options
     differ from those it runs with. With --slurm jobs run in allocations of Slurm that are asked for as jobs need them;
-    what stands behind -- goes to sbatch. With --executor kubernetes they run as pods of a cluster with Volcano.
+    what stands behind -- goes to sbatch. With --executor kubernetes they run as pods of a cluster.
 
     \b
     Examples:

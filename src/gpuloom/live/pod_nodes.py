@@ -93,7 +93,7 @@ class PodNodes:
         """Read what the cluster has.
 
         Raises:
-            GpuloomError: nodes, pods or Volcano Jobs can't be read.
+            GpuloomError: nodes, pods or Jobs can't be read.
         """
         for worker in self._watches:
             if not worker.start():

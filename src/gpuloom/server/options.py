@@ -22,8 +22,9 @@ class KubernetesOptions:
     """What `gpuloom up` is given of the cluster.
 
     namespace: None: the context's own. image: of jobs that name none. pod_template: a file. runs_claim: 'CLAIM' or
-    'CLAIM/FOLDER'. gpu_resources: names under which nodes offer GPUs; none: the usual ones. standby: wait while another
-    scheduler acts for this home.
+    'CLAIM/FOLDER'. job_kind: a word of executors/kubernetes/kinds.py; None: what the home had, or the cluster has.
+    queue: of Volcano. gpu_resources: names under which nodes offer GPUs; none: the usual ones. standby: wait while
+    another scheduler acts for this home.
     """
 
     kubeconfig: Path | None = None
@@ -32,6 +33,7 @@ class KubernetesOptions:
     image: str = ""
     pod_template: Path | None = None
     runs_claim: str = ""
+    job_kind: str | None = None
     queue: str = "default"
     gpu_resources: tuple[str, ...] = ()
     standby: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 from gpuloom.bounded.yaml_text import load_yaml
 from gpuloom.core.errors import InputError
 from gpuloom.executors.home_id import home_id_of
+from gpuloom.executors.kubernetes.kinds import INDEXED, KINDS, VOLCANO, JobKind
 from gpuloom.executors.kubernetes.manifest import Setup
 from gpuloom.executors.wire import write_atomic
-from gpuloom.kubernetes.api import connect
+from gpuloom.kubernetes.api import Api, ApiError, connect
+from gpuloom.kubernetes.informer import PATIENCE_S
 from gpuloom.live.pod_nodes import PodNodes, PodOptions
 from gpuloom.server.options import KubernetesOptions
 from gpuloom.store.home import Home
@@ -26,15 +29,22 @@ def pod_nodes_of(options: KubernetesOptions, home: Home) -> PodNodes:
 
     Raises:
         InputError: the kubeconfig or the template can't be used, or the home is of another cluster.
-        MissingDependencyError.
+        ApiError: the cluster does not answer. MissingDependencyError.
     """
     template = {} if options.pod_template is None else template_in(options.pod_template)
     api = connect(options.kubeconfig, options.context)
     try:
         namespace = options.namespace or api.namespace
-        _check_same(home, api.server, namespace)
+        kind = _kind_of_jobs(home, api, namespace, options.job_kind)
         setup = Setup(
-            namespace, home_id_of(home.path), home.runs, options.image, template, options.runs_claim, options.queue
+            namespace,
+            home_id_of(home.path),
+            home.runs,
+            options.image,
+            template,
+            options.runs_claim,
+            options.queue,
+            kind,
         )
         return PodNodes(api, PodOptions(setup, options.gpu_resources))
     except BaseException:
@@ -76,21 +86,51 @@ def template_in(path: Path) -> Mapping[str, Any]:
     return {"metadata": about, "spec": spec}
 
 
-def _check_same(home: Home, server: str, namespace: str) -> None:
-    """Raises InputError: jobs of this home run in another cluster, where nobody would see them any more."""
-    place, now = home.kubernetes, {"cluster": server, "namespace": namespace}
+def _kind_of_jobs(home: Home, api: Api, namespace: str, asked: str | None) -> JobKind:
+    """What jobs are made as: what this home began with, else what was asked for, else what the cluster has.
+
+    Raises:
+        InputError: jobs of this home run in another cluster, or as other Jobs, where nobody would see them any more.
+        ApiError: the cluster does not say what it has.
+    """
+    place, now = home.kubernetes, {"cluster": api.server, "namespace": namespace}
     try:
         before = json.loads(place.read_text())
     except FileNotFoundError:
         before = None
     except (OSError, ValueError) as error:
         raise InputError(f"{place} can't be read: {error}; it names the cluster that jobs run in") from error
-    if before is not None and before != now:
-        was = f"namespace {before.get('namespace')} of {before.get('cluster')}"
-        raise InputError(f"the jobs of home {home.path} run in {was}: for another one give another --home")
-    if before is None:
+    if before is not None:
+        was = before.get("jobs", VOLCANO.word)
+        if {**before, "jobs": was} != {**now, "jobs": was}:
+            there = f"namespace {before.get('namespace')} of {before.get('cluster')}"
+            raise InputError(f"the jobs of home {home.path} run in {there}: for another one give another --home")
+        if was not in KINDS:
+            raise InputError(f"{place}: jobs: {was!r} is none of {', '.join(KINDS)}")
+        if asked not in (None, was):
+            text = f"the jobs of home {home.path} are {KINDS[was].title}s: for --job-kind {asked} give another --home"
+            raise InputError(text)
+        return KINDS[was]
+    kind = KINDS[asked] if asked is not None else VOLCANO if _has_volcano(api) else INDEXED
+    try:
+        home.create()
+        write_atomic(str(place), {**now, "jobs": kind.word})
+    except OSError as error:
+        raise InputError(f"{place} can't be written: {error.strerror}") from error
+    return kind
+
+
+def _has_volcano(api: Api) -> bool:
+    """Raises ApiError: it does not say for PATIENCE_S."""
+    until_s = time.monotonic() + PATIENCE_S
+    while True:
         try:
-            home.create()
-            write_atomic(str(place), now)
-        except OSError as error:
-            raise InputError(f"{place} can't be written: {error.strerror}") from error
+            found = api.get(VOLCANO.path)
+        except ApiError as error:
+            if error.status == 404:
+                return False
+            if time.monotonic() > until_s or (400 <= error.status < 500 and error.status != 429):
+                raise
+            time.sleep(error.retry_after_s or 0.5)
+        else:
+            return any(one.get("name") == "jobs" for one in found.get("resources") or ())

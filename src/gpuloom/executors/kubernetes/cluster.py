@@ -1,4 +1,4 @@
-"""Attempts as Volcano Jobs of one namespace: follows what is seen of them, writes what is wanted, tells their nodes.
+"""Attempts as Jobs of one namespace: follows what is seen of them, writes what is wanted, tells their nodes.
 
 A thread looks after each change (`wanted.py` says what is to be written); some others write. Nothing is kept here that
 the cluster does not have too: whoever begins anew finds it there.
@@ -17,6 +17,7 @@ from typing import Any
 
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.run_name import run_name_of
+from gpuloom.executors.kubernetes.kinds import VOLCANO
 from gpuloom.executors.kubernetes.manifest import Setup
 from gpuloom.executors.kubernetes.marks import HOME, attempt_of
 from gpuloom.executors.kubernetes.pod_logs import PodFiles, Sight
@@ -38,7 +39,7 @@ from gpuloom.executors.kubernetes.wanted import (
     status_of,
     writes_for,
 )
-from gpuloom.executors.kubernetes.writer import GROUPS, JOBS, Kept, Writer
+from gpuloom.executors.kubernetes.writer import Kept, Writer
 from gpuloom.executors.node import RunSpec
 from gpuloom.executors.port import Cause, ExecutorError, OnStatus, RunExit, RunStatus
 from gpuloom.kubernetes.api import Api, ApiError
@@ -54,7 +55,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 UNSEEN_S = 30.0
 """A Job that was made and is not seen after so long is made once more, which changes nothing if it is there."""
 NO_PODS_S = 60.0
-"""So long Volcano may make none of the pods that it may make."""
+"""So long none of the pods may be made that may be."""
 UNASKED_S = 300.0
 """What was begun to be made, and nobody asks for, is taken away after so long: no record knows of it."""
 LOOKED_S = 30.0
@@ -114,8 +115,12 @@ class PodCluster:
         there = self._there
         self._lists = (
             informer(f"/api/v1/{space}/pods", pod_of, there.pod, mine=True, built_in=True),
-            informer(f"{JOBS}/{space}/jobs", job_of, there.job, mine=True),
-            informer(f"{GROUPS}/{space}/podgroups", group_of, there.group, mine=False),
+            informer(f"{setup.kind.path}/{space}/jobs", job_of, there.job, mine=True),
+            *(
+                informer(f"{path}/{space}/podgroups", group_of, there.group, mine=False)
+                for path in (setup.kind.groups,)
+                if path
+            ),
         )
         self._watches = [Worker(f"watch {one.path}", one.run) for one in self._lists]
         self._worker = Worker("pods", self._run)
@@ -127,14 +132,16 @@ class PodCluster:
         """Read the lists, and begin to look.
 
         Raises:
-            GpuloomError: they can't be read, or the cluster has no Volcano.
+            GpuloomError: they can't be read, or the cluster has no such Jobs.
         """
         for worker in (*self._watches, self._worker):
             if not worker.start():
                 raise ExecutorError(worker.problem)
+        setup = self.setup
         read_first(self._lists)
         if why := next((one.absent for one in self._lists if one.absent), ""):
-            raise ExecutorError(f"{why}; jobs are run as Volcano Jobs: is Volcano installed, and may they be read?")
+            what = "is Volcano installed, and may they be read?" if setup.kind is VOLCANO else "may they be read?"
+            raise ExecutorError(f"{why}; jobs are run as {setup.kind.title}s: {what}")
         self._news.set()
         self._looked.wait(LOOKED_S)
 
@@ -429,17 +436,18 @@ class PodCluster:
         return dues
 
     def _pods_come(self, own: Kept, seen: Seen, now_s: float) -> list[float]:
-        """Give an attempt up of which Volcano may make pods and makes none: it was refused them."""
+        """Give an attempt up of which pods may be made and none are: they were refused."""
         members, name = own.attempt.members.values(), own.attempt.job_name
-        waits = seen.job is not None and seen.group is not None and seen.group.let_in and not own.attempt.ends
+        waits = seen.may_have_pods and not own.attempt.ends
         if not waits or len(seen.pods) == len(members) or any(one.pod for one in members):
             own.no_pods_s = None
             return []
         own.no_pods_s = now_s if own.no_pods_s is None else own.no_pods_s
         if now_s - own.no_pods_s < NO_PODS_S:
             return [own.no_pods_s + NO_PODS_S]
-        why = f"`kubectl describe vcjob {name} -n {self.setup.namespace}` says why"
-        text = f"Volcano makes no pods of its Job {name}: {why}"
+        kind = self.setup.kind
+        why = f"`kubectl describe {kind.kubectl} {name} -n {self.setup.namespace}` says why"
+        text = f"no pods are made of its {kind.title} {name}: {why}"
         how = RunExit(None, None, EndReason.NOT_STARTED, text, time.time(), cause=Cause.EXECUTOR)
         for member in members:
             member.failed = member.failed or how

@@ -1,4 +1,4 @@
-"""The Volcano Job of an attempt, as it is sent.
+"""The Job of an attempt, as it is sent: Volcano's, or Kubernetes' own.
 
 All members of a task have the same template, so what differs between them (their rank, say) is an annotation of each
 pod, written when it is pinned, from which its kubelet takes the variable (`fieldRef`). A word of the command that
@@ -20,6 +20,7 @@ from gpuloom.core.errors import InputError
 from gpuloom.core.job import DeviceKind
 from gpuloom.core.run_name import run_name_of
 from gpuloom.executors.containers import OUTSIDE
+from gpuloom.executors.kubernetes.kinds import VOLCANO, JobKind, replicas_in
 from gpuloom.executors.kubernetes.marks import (
     FINALIZER,
     GATE,
@@ -31,13 +32,18 @@ from gpuloom.executors.kubernetes.marks import (
     LIMIT,
     MEMBERS,
     NAME,
+    OWN_TASK,
+    PART_OF,
     RANK,
     RUN,
+    SERVICE,
     VALUE,
     VALUES,
     VARIABLES,
+    Task,
     attempt_of,
     host_of,
+    job_of_task,
     name_of,
     tasks_of,
 )
@@ -48,7 +54,7 @@ from gpuloom.executors.wire import NOTICE_FILE, PROGRESS_FILE
 from gpuloom.training import inject
 
 MAX_RETRY = 1_000_000
-"""Volcano counts what it restarts, and ends a Job at so many."""
+"""Both count what they restart, and end a Job at so many."""
 CONTAINER = "main"
 _WORD = "GPULOOM_WORD_"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -70,16 +76,20 @@ class Setup:
     template: Mapping[str, Any] = field(default_factory=dict)
     claim: str = ""
     queue: str = "default"
+    kind: JobKind = VOLCANO
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """What is sent for an attempt. secret: the job's own variables, which may hold tokens; None: it has none. direct:
-    its pods mount our program that starts a process for each GPU."""
+    its pods mount our program that starts a process for each GPU. others: Jobs of further tasks, which go with the
+    first one. service: by which its pods reach each other; None: Volcano makes it, or there is nobody to reach."""
 
     job: dict[str, Any]
     secret: dict[str, Any] | None
     direct: bool
+    others: tuple[dict[str, Any], ...] = ()
+    service: dict[str, Any] | None = None
 
 
 def direct_name() -> str:
@@ -92,7 +102,7 @@ def direct_name() -> str:
 def manifest(
     specs: Sequence[RunSpec], nodes: Sequence[str], setup: Setup, resources: Sequence[str], *, name: str = ""
 ) -> Manifest:
-    """The Volcano Job of an attempt.
+    """The Job of an attempt, and what goes with it.
 
     Args:
         specs: its members, in the order of ranks. nodes: theirs. resources: the names under which these offer GPUs.
@@ -111,7 +121,7 @@ def manifest(
     if first.kernel_profile or first.sharing_class:
         raise InputError("--class and --kernel-profile share a GPU with another job, which pods can't: leave them out")
     name, in_place = name or name_of(attempt), first.sizes is not None and len(set(counts)) == 1
-    named = [_named(spec, name, counts) for spec in specs]
+    named = [_named(spec, name, counts, setup.kind) for spec in specs]
     commands = [launched(spec, spec.env) for spec in named]
     shared, each = _split([_environment(spec, setup) for spec in named], in_place=in_place)
     words, of_words = _words(commands)
@@ -145,39 +155,20 @@ def manifest(
     for task in tasks_of(counts):
         one = specs[task.ranks[0]]
         pod = _pod(one, image, words, env, setup, resources[task.ranks[0]], name, secret=bool(own), direct=direct)
-        tasks.append(
-            {
-                "name": task.name,
-                "replicas": len(task.ranks),
-                "minAvailable": len(task.ranks),
-                "maxRetry": MAX_RETRY,
-                "template": {"metadata": _merged(setup.template.get("metadata") or {}, about), "spec": pod},
-            }
-        )
+        template = {"metadata": _merged(setup.template.get("metadata") or {}, about), "spec": pod}
+        tasks.append((task, template))
     marks = [
         {RANK: str(rank), **{f"{VALUE}{name}": values[rank][name] for name in names}} for rank in range(len(specs))
     ]
     of_job = {VALUES: json.dumps(marks), **({VARIABLES: "true"} if own else {})}
-    job = {
-        "apiVersion": "batch.volcano.sh/v1alpha1",
-        "kind": "Job",
-        "metadata": {
-            "name": name,
-            "namespace": setup.namespace,
-            **_merged(about, {"annotations": of_job}),
-        },
-        "spec": {
-            # gpuloom says where pods go; kube-scheduler binds them there.
-            "schedulerName": "default-scheduler",
-            "queue": setup.queue,
-            "minAvailable": len(specs),
-            "maxRetry": MAX_RETRY,
-            "plugins": {"env": [], "svc": []},
-            # Who fails is told of, and gpuloom decides.
-            "policies": [],
-            "tasks": tasks,
-        },
-    }
+    metadata = {"name": name, "namespace": setup.namespace, **_merged(about, {"annotations": of_job})}
+    others: tuple[dict[str, Any], ...] = ()
+    service = None
+    if setup.kind is VOLCANO:
+        job = _volcano_job(metadata, tasks, setup.queue)
+    else:
+        (job, *rest), service = _indexed_jobs(metadata, tasks, alone=len(specs) == 1 and not in_place)
+        others = tuple(rest)
     secret = {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -185,17 +176,90 @@ def manifest(
         "type": "Opaque",
         "data": {name: base64.b64encode(text.encode()).decode() for name, text in own.items()},
     }
-    return Manifest(job, secret if own else None, direct)
+    return Manifest(job, secret if own else None, direct, others, service)
+
+
+_Tasks = Sequence[tuple[Task, dict[str, Any]]]
+"""The tasks of an attempt, each with the template of its pods."""
+
+
+def _volcano_job(metadata: Mapping[str, Any], tasks: _Tasks, queue: str) -> dict[str, Any]:
+    return {
+        "apiVersion": VOLCANO.api_version,
+        "kind": "Job",
+        "metadata": dict(metadata),
+        "spec": {
+            # gpuloom says where pods go; kube-scheduler binds them there.
+            "schedulerName": "default-scheduler",
+            "queue": queue,
+            "minAvailable": sum(len(task.ranks) for task, _ in tasks),
+            "maxRetry": MAX_RETRY,
+            "plugins": {"env": [], "svc": []},
+            # Who fails is told of, and gpuloom decides.
+            "policies": [],
+            "tasks": [
+                {
+                    "name": task.name,
+                    "replicas": len(task.ranks),
+                    "minAvailable": len(task.ranks),
+                    "maxRetry": MAX_RETRY,
+                    "template": template,
+                }
+                for task, template in tasks
+            ],
+        },
+    }
+
+
+def _indexed_jobs(
+    metadata: Mapping[str, Any], tasks: _Tasks, *, alone: bool
+) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    """A Job for each task, and the Service by whose name their pods reach each other. The first Job is made suspended
+    until all others are there. alone: it is the only member, and stays so."""
+    name, found = metadata["name"], list[dict[str, Any]]()
+    for number, (task, template) in enumerate(tasks):
+        own, of_pods = job_of_task(name, number, task), {OWN_TASK: task.name}
+        spec = template["spec"]
+        if not alone:
+            of_pods[SERVICE] = name
+            spec = {**spec, "subdomain": name}
+        about = {**metadata, "name": own}
+        if number:
+            marks = {key: text for key, text in metadata["annotations"].items() if key != VALUES}
+            about["annotations"] = {**marks, PART_OF: name}
+        found.append(
+            {
+                "apiVersion": "batch/v1",
+                "kind": "Job",
+                "metadata": about,
+                "spec": {
+                    "completionMode": "Indexed",
+                    "completions": len(task.ranks),
+                    "parallelism": len(task.ranks),
+                    "backoffLimit": MAX_RETRY,
+                    # Not beside one that is being ended: it still has its GPUs.
+                    "podReplacementPolicy": "Failed",
+                    **({"suspend": True} if not alone and not number else {}),
+                    "template": {"metadata": _merged(template["metadata"], {"labels": of_pods}), "spec": spec},
+                },
+            }
+        )
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "namespace": metadata["namespace"], "labels": metadata["labels"]},
+        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {SERVICE: name}},
+    }
+    return found, None if alone else service
 
 
 def taken_over(job: Mapping[str, Any], before: str, made: Manifest) -> list[dict[str, Any]]:
-    """The JSON patch by which a Volcano Job of the attempt before becomes that of the next one, at its size. It can't
-    be sent twice. job: as it is. made: what would be made for the next one."""
-    about, (task,), wanted = job["metadata"], job["spec"]["tasks"], made.job
-    (asked,), of_wanted = wanted["spec"]["tasks"], wanted["metadata"]
+    """The JSON patch by which the Job of the attempt before becomes that of the next one, at its size. It can't be sent
+    twice. job: as it is. made: what would be made for the next one."""
+    about, of_wanted = job["metadata"], made.job["metadata"]
     label = f"/metadata/labels/{_escaped(RUN)}"
     found: list[dict[str, Any]] = [{"op": "test", "path": label, "value": before}]
-    found += scaled(int(task["replicas"]), asked["replicas"])
+    found += scaled(replicas_in(job["spec"]), replicas_in(made.job["spec"]), volcano="tasks" in job["spec"])
     found.append({"op": "replace", "path": label, "value": of_wanted["labels"][RUN]})
     annotations = {name: of_wanted["annotations"].get(name) for name in (MEMBERS, VALUES, HOLD, LIMIT, NAME)}
     for name, text in annotations.items():
@@ -207,8 +271,14 @@ def taken_over(job: Mapping[str, Any], before: str, made: Manifest) -> list[dict
     return found
 
 
-def scaled(replicas: int, to: int) -> list[dict[str, Any]]:
-    """The JSON patch that changes the number of pods of a Job with one task: Volcano ends the last ones first."""
+def scaled(replicas: int, to: int, *, volcano: bool) -> list[dict[str, Any]]:
+    """The JSON patch that changes the number of pods of a Job with one task: the last ones are ended first."""
+    if not volcano:  # both in one patch, or it is refused
+        return [
+            {"op": "test", "path": "/spec/parallelism", "value": replicas},
+            {"op": "replace", "path": "/spec/completions", "value": to},
+            {"op": "replace", "path": "/spec/parallelism", "value": to},
+        ]
     task = "/spec/tasks/0"
     return [
         {"op": "test", "path": f"{task}/replicas", "value": replicas},
@@ -265,10 +335,10 @@ def _escaped(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
 
 
-def _named(spec: RunSpec, name: str, counts: Sequence[int]) -> RunSpec:
+def _named(spec: RunSpec, name: str, counts: Sequence[int], kind: JobKind) -> RunSpec:
     """With the names at which pods reach each other in place of addresses, and a Python that the image has. name: of
-    their Volcano Job."""
-    peers = [replace(one, address=host_of(name, counts, rank)) for rank, one in enumerate(spec.peers)]
+    their Job."""
+    peers = [replace(one, address=host_of(name, counts, rank, kind)) for rank, one in enumerate(spec.peers)]
     return replace(spec, peers=tuple(peers), container=spec.container or "image")
 
 

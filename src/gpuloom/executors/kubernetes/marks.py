@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuloom.core.run_name import run_name_of
+from gpuloom.executors.kubernetes.kinds import VOLCANO, JobKind
 
 GATE = "gpuloom.io/queue"
 """The scheduling gate that holds a pod until it is told to begin."""
@@ -42,6 +43,14 @@ VALUE = "gpuloom.io/value-"
 """Annotations with the values of variables that differ between members: gpuloom.io/value-NAME."""
 
 TASK, INDEX = "volcano.sh/task-spec", "volcano.sh/task-index"
+OWN_TASK = "gpuloom.io/task"
+"""Label of a pod: its task, where each task has a Job of its own."""
+COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
+"""Annotation of a pod of an Indexed Job: which of them it is."""
+PART_OF = "gpuloom.io/part-of"
+"""Annotation: the Job of the first task, beside which this one is that of another task."""
+SERVICE = "gpuloom.io/service"
+"""Label of a pod: the Service by which the others of its attempt reach it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +72,7 @@ def tasks_of(counts: Sequence[int]) -> list[Task]:
 
 
 def name_of(attempt: str) -> str:
-    """The name of an attempt's Volcano Job, and of its Service: of at most 63 letters, as DNS wants it."""
+    """The name of an attempt's Job, and of its Service: of at most 63 letters, as DNS wants it."""
     return f"gpuloom-{attempt.replace('.', '-').lower()}"
 
 
@@ -84,10 +93,16 @@ def first_run(annotations: Mapping[str, Any], run: str) -> str:
     return str(annotations.get(f"{VALUE}GPULOOM_RUN") or run).rpartition(":")[2]
 
 
-def host_of(name: str, counts: Sequence[int], rank: int) -> str:
-    """The stable name at which a member is reached by the others, in their namespace. name: of its Volcano Job."""
-    task = next(one for one in tasks_of(counts) if rank in one.ranks)
-    return f"{name}-{task.name}-{task.ranks.index(rank)}.{name}"
+def host_of(name: str, counts: Sequence[int], rank: int, kind: JobKind = VOLCANO) -> str:
+    """The stable name at which a member is reached by the others, in their namespace. name: of its Job."""
+    number, task = next((number, one) for number, one in enumerate(tasks_of(counts)) if rank in one.ranks)
+    first = f"{name}-{task.name}" if kind is VOLCANO else job_of_task(name, number, task)
+    return f"{first}-{task.ranks.index(rank)}.{name}"
+
+
+def job_of_task(name: str, number: int, task: Task) -> str:
+    """The name of the Indexed Job of a task. name: of the attempt's first one. number: of the task, from 0."""
+    return f"{name}-g{task.gpus}" if number else name
 
 
 def members_in(annotations: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:

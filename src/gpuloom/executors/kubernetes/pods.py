@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuloom.core.end_reason import EndReason
+from gpuloom.executors.kubernetes.kinds import replicas_in
 from gpuloom.executors.kubernetes.marks import (
+    COMPLETION_INDEX,
     ENDED_BY,
     FINALIZER,
     GATE,
@@ -17,6 +19,8 @@ from gpuloom.executors.kubernetes.marks import (
     IN_PLACE,
     INDEX,
     LIMIT,
+    OWN_TASK,
+    PART_OF,
     RESTARTS,
     RUN,
     TASK,
@@ -45,7 +49,7 @@ _NEVER_RAN = frozenset(("StartError", "ContainerCannotRun", "RunContainerError")
 class Pod:
     """A pod of an attempt. item: as it was read, for patches.
 
-    job: uid of its Volcano Job. members: (node, GPUs) of all members. ended_by: why gpuloom ended it. began_s, ended_s,
+    job: uid of its Job. members: (node, GPUs) of all members. ended_by: why gpuloom ended it. began_s, ended_s,
     deleted_s: seconds since the epoch by the cluster's clock; deleted_s: when it was asked to end. held: our finalizer
     keeps it. in_place: it may go on in the next attempt. restarts: pods that its member had before it.
     """
@@ -92,8 +96,9 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The Volcano Job of an attempt. values: by rank, annotations that a pod gets when it is pinned. secret: its pods
-    need a Secret of its name. in_place: they may go on in the next attempt. replicas: of its first task."""
+    """The Job of an attempt. values: by rank, annotations that a pod gets when it is pinned. secret: its pods need a
+    Secret of its name. in_place: they may go on in the next attempt. replicas: of its first task. suspended: no pods of
+    it are made before it is told to begin. grouped: they are made once its PodGroup is let in."""
 
     uid: str
     name: str
@@ -105,6 +110,8 @@ class Job:
     going_away: bool
     in_place: bool
     replicas: int
+    suspended: bool
+    grouped: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +184,9 @@ def job_of(item: Object) -> Job | None:
     about = item["metadata"]
     annotations = about.get("annotations") or {}
     run, members = (about.get("labels") or {}).get(RUN), members_in(annotations)
-    if not run or not members:
+    if not run or not members or PART_OF in annotations:
         return None
-    tasks = (item.get("spec") or {}).get("tasks") or ()
+    spec = item.get("spec") or {}
     return Job(
         uid=str(about["uid"]),
         name=str(about["name"]),
@@ -190,7 +197,9 @@ def job_of(item: Object) -> Job | None:
         secret=VARIABLES in annotations,
         going_away="deletionTimestamp" in about,
         in_place=IN_PLACE in annotations,
-        replicas=int(tasks[0].get("replicas", 0)) if tasks else 0,
+        replicas=replicas_in(spec),
+        suspended=bool(spec.get("suspend")),
+        grouped="tasks" in spec,
     )
 
 
@@ -257,10 +266,11 @@ def _rank(
     labels: Mapping[str, Any], annotations: Mapping[str, Any], members: tuple[tuple[str, int], ...]
 ) -> int | None:
     try:
-        index = int(labels[INDEX])
+        index = int(labels[INDEX] if INDEX in labels else annotations[COMPLETION_INDEX])
         if IN_PLACE in annotations:
             return index if RUN in labels and members else None
-        task = next(one for one in tasks_of([gpus for _, gpus in members]) if one.name == labels[TASK])
+        name = labels[TASK] if TASK in labels else labels[OWN_TASK]
+        task = next(one for one in tasks_of([gpus for _, gpus in members]) if one.name == name)
         return task.ranks[index] if RUN in labels else None
     except (KeyError, ValueError, IndexError, StopIteration):
         return None

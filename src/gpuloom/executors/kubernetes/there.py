@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeVar
 
 from gpuloom.executors.kubernetes.pods import Group, Job, Pod
@@ -51,7 +52,7 @@ class There:
             self.touched |= {after.attempt, self._attempt_of.get(after.job, after.attempt)}
 
     def job(self, before: Job | None, after: Job | None) -> None:
-        """A Volcano Job has come, changed or gone."""
+        """A Job has come, changed or gone."""
         if before is not None:
             stays = after is not None and after.attempt == before.attempt
             self._lost(self._jobs, before.attempt, before.uid, stays=stays)
@@ -76,17 +77,17 @@ class There:
             self._groups[after.owner] = after
 
     def of(self, attempt: str) -> Seen:
-        """All that is there of an attempt; of two Jobs, or two pods of a rank, the one that came last. A pod that may
-        go on in another attempt is of that of its Job, while that is there."""
+        """All that is there of an attempt; of two Jobs the one that came last. A pod that may go on in another attempt
+        is of that of its Job, while that is there."""
         job = next(reversed(self._jobs.get(attempt, {}).values()), None)
         named = self._pods.get(attempt, {}).values()
         if job is not None and job.in_place:
             members = len(job.members)
-            pods = {pod.rank: pod for pod in self._of_job.get(job.uid, {}).values() if pod.rank < members}
+            pods = _by_rank(pod for pod in self._of_job.get(job.uid, {}).values() if pod.rank < members)
         else:
             of_job = self._of_job.get(self._left.get(attempt, ""), {}).values() if job is None else ()
-            pods = {pod.rank: pod for pod in of_job}
-            pods |= {pod.rank: pod for pod in named if self._attempt_of.get(pod.job, attempt) == attempt}
+            mine = (pod for pod in named if self._attempt_of.get(pod.job, attempt) == attempt)
+            pods = _by_rank((*of_job, *mine))
         return Seen(job, None if job is None else self._groups.get(job.uid), pods)
 
     def _lost(self, kept: dict[str, dict[str, T]], attempt: str, uid: str, *, stays: bool) -> None:
@@ -96,3 +97,16 @@ class There:
         of_attempt.pop(uid, None)
         if not of_attempt:
             kept.pop(attempt, None)
+
+
+def _by_rank(pods: Iterable[Pod]) -> dict[int, Pod]:
+    """Of two pods of a rank the one that came last; but before one that waits at its gate, one whose end is still to be
+    taken down: Indexed Jobs make another one meanwhile."""
+    found: dict[int, Pod] = {}
+    for pod in pods:
+        before = found.get(pod.rank)
+        if before is not None and before.gated != pod.gated:
+            begun, waits = (pod, before) if before.gated else (before, pod)
+            pod = begun if begun.held or not begun.over else waits
+        found[pod.rank] = pod
+    return found

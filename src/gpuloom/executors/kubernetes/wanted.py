@@ -127,13 +127,20 @@ class Seen:
     group: Group | None = None
     pods: Mapping[int, Pod] = field(default_factory=dict)
 
+    @property
+    def may_have_pods(self) -> bool:
+        """Nothing keeps its pods from being made."""
+        if self.job is None or self.job.suspended:
+            return False
+        return not self.job.grouped or (self.group is not None and self.group.let_in)
+
 
 # -- writes --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class CreateJob:
-    """Make its Volcano Job."""
+    """Make its Job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +151,13 @@ class FindJob:
 @dataclass(frozen=True, slots=True)
 class MakeSecret:
     """Make the Secret with its variables, before any of its pods is let go. It goes with the Job of this uid."""
+
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Make what goes with a suspended Job, and have its pods made. uid: of the Job."""
 
     uid: str
 
@@ -208,7 +222,7 @@ class TakeEnd:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """Take a pod away whose member failed, so that Volcano makes another one: the others train on."""
+    """Take a pod away whose member failed, so that another one is made: the others train on."""
 
     rank: int
     uid: str
@@ -240,7 +254,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Shrink:
-    """Have Volcano end the members behind the first `to` ones: one guarded patch."""
+    """Have the members behind the first `to` ones ended: one guarded patch."""
 
     name: str
     replicas: int
@@ -259,6 +273,7 @@ Write = (
     CreateJob
     | FindJob
     | MakeSecret
+    | Begin
     | LetIn
     | Open
     | Note
@@ -292,7 +307,7 @@ def writes_for(attempt: Attempt, seen: Seen, now_s: float, wall_s: float) -> lis
         if seen.job is not None and not seen.job.going_away:
             return [DeleteJob(seen.job.name, seen.job.uid)]
         if seen.job is None:  # else it would have the pod made again
-            return [Release(rank, pod.uid) for rank, pod in seen.pods.items() if pod.held]
+            return [Release(rank, pod.uid) for rank, pod in seen.pods.items() if pod.held or pod.deleted_s is None]
         return []
     if attempt.ends or attempt.refused is not None:
         return [*found, *_ending(attempt, seen, now_s, wall_s)]
@@ -302,6 +317,8 @@ def writes_for(attempt: Attempt, seen: Seen, now_s: float, wall_s: float) -> lis
     waits = group is not None and not group.let_in and not group.judged and not seen.pods
     if group is not None and waits and wall_s - group.created_s > LET_IN_S:
         found.append(LetIn(group.name))
+    if seen.job is not None and seen.job.suspended and attempt.whole:
+        found.append(Begin(seen.job.uid))
     lacks = seen.job is not None and seen.job.secret and not attempt.secret
     if seen.job is not None and lacks and attempt.whole:
         found.append(MakeSecret(seen.job.uid))
@@ -451,11 +468,13 @@ def what_happened(pod: Pod) -> str:
 def end_without_pod(attempt: Attempt, rank: int, seen: Seen) -> RunExit | None:
     """How a member ended of which no pod is left, or none was made; None: one may come, or is there."""
     member, at_s, pod = attempt.members[rank], time.time(), seen.pods.get(rank)
-    again = pod is not None and pod.gated and member.pod not in ("", pod.uid)  # Volcano has made another one
+    again = pod is not None and pod.gated and member.pod not in ("", pod.uid)  # another one was made
     # Nobody binds a pod any more that is being deleted: our finalizer alone keeps it.
     never = pod is not None and pod.held and pod.deleted_s is not None and not pod.node and not pod.over
     at_s = at_s if pod is None or pod.deleted_s is None else pod.deleted_s
-    if (pod is not None and not again and not never) or member.ended is not None:
+    # Somebody has deleted its Job, and left its pods: who waits at the gate would wait for ever.
+    orphaned = pod is not None and pod.gated and attempt.made and attempt.gone
+    if (pod is not None and not again and not never and not orphaned) or member.ended is not None:
         return None
     there = attempt.there(seen)
     if attempt.refused is not None and not there:
@@ -469,7 +488,7 @@ def end_without_pod(attempt: Attempt, rank: int, seen: Seen) -> RunExit | None:
     if never and pod is not None and pod.by_us is not None:  # by a scheduler before
         return RunExit(None, None, pod.by_us, "it was stopped before it started", at_s)
     if never or (attempt.made and attempt.gone):
-        why = f"its {'pod' if never else 'Volcano Job'} was deleted by somebody else"
+        why = f"its {'pod' if never else 'Job'} was deleted by somebody else"
         return RunExit(None, None, EndReason.NODE, why, at_s, cause=Cause.NODE)
     if member.pod and there:
         why = "its pod was taken away by force before its end was seen"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.errors import InputError
+from gpuloom.executors.kubernetes.kinds import VOLCANO, replicas_in
 from gpuloom.executors.kubernetes.manifest import Manifest, Setup, direct_name, manifest, pinned, scaled, taken_over
 from gpuloom.executors.kubernetes.marks import (
     ENDED_BY,
@@ -30,6 +31,7 @@ from gpuloom.executors.kubernetes.pod_logs import PodFiles
 from gpuloom.executors.kubernetes.pods import Pod
 from gpuloom.executors.kubernetes.wanted import (
     Attempt,
+    Begin,
     CreateJob,
     DeleteJob,
     DeletePod,
@@ -60,8 +62,6 @@ from gpuloom.kubernetes.api import Api, ApiError, Object
 log = logging.getLogger("gpuloom.kubernetes")
 
 LOG_TRIES = 3
-JOBS = "/apis/batch.volcano.sh/v1alpha1"
-GROUPS = "/apis/scheduling.volcano.sh/v1beta1"
 
 
 @dataclass(slots=True)
@@ -112,21 +112,25 @@ class Writer:
                 self._make_secret(own, uid)
             case LetIn(group):
                 self._unless_gone(
-                    lambda: self.api.change(self._path(GROUPS, "podgroups", group), {"status": {"phase": "Inqueue"}})
+                    lambda: self.api.change(
+                        self._path(self.setup.kind.groups, "podgroups", group), {"status": {"phase": "Inqueue"}}
+                    )
                 )
+            case Begin(uid):
+                self._begin(own, uid)
             case Open(rank, uid):
                 self._open(own, rank, uid, seen)
             case Note(rank, _, reason):
                 self._notice(own.attempt, rank, seen.pods[rank])
                 path = self._pod_path(seen.pods[rank])
-                patch = {"metadata": {"annotations": {ENDED_BY: reason}}}
-                self._unless_gone(lambda: self.api.change(path, patch))
+                note = {"metadata": {"annotations": {ENDED_BY: reason}}}
+                self._unless_gone(lambda: self.api.change(path, note))
             case SetLimit(rank, _, limit_s):
                 text = None if limit_s is None else f"{limit_s:g}"
                 path = self._pod_path(seen.pods[rank])
                 self._unless_gone(lambda: self.api.change(path, {"metadata": {"annotations": {LIMIT: text}}}))
             case DeleteJob(name, uid):
-                path = self._path(JOBS, "jobs", name)
+                path = self._job_path(name)
                 # Without a policy it would leave its pods behind, running.
                 self._unless_gone(
                     lambda: self.api.delete(path, propagationPolicy="Background", preconditions={"uid": uid})
@@ -150,8 +154,8 @@ class Writer:
             case Leave(rank, _):
                 self._leave(own, rank)
             case Shrink(name, replicas, to):
-                path = self._path(JOBS, "jobs", name)
-                self._unless_gone(lambda: self.api.change(path, scaled(replicas, to)))
+                patch = scaled(replicas, to, volcano=self.setup.kind is VOLCANO)
+                self._unless_gone(lambda: self.api.change(self._job_path(name), patch))
                 if seen.job is not None:
                     self._say(name, seen.job.uid, "Resized", f"from {replicas} to {to} replicas; the last ones leave")
             case Relabel(rank, _):
@@ -162,15 +166,15 @@ class Writer:
 
     def _take_over(self, own: Kept, name: str, before: str) -> None:
         """Raises ApiError."""
-        attempt, path = own.attempt, self._path(JOBS, "jobs", name)
+        attempt, path = own.attempt, self._job_path(name)
         job = self.api.get(path)
         if job["metadata"]["labels"][RUN] != attempt.name:  # else the answer was lost
             if (made := self._prepared(own, name)) is None:
                 return
             self.api.change(path, taken_over(job, before, made))
-            (task,), replicas = job["spec"]["tasks"], len(attempt.members)
-            if task["replicas"] != replicas:
-                text = f"from {task['replicas']} to {replicas} replicas; those that are there stay"
+            before_it, replicas = replicas_in(job["spec"]), len(attempt.members)
+            if before_it != replicas:
+                text = f"from {before_it} to {replicas} replicas; those that are there stay"
                 self._say(name, str(job["metadata"]["uid"]), "Resized", text)
         for rank in attempt.members:
             self._files.goes_on(run_of(before, rank), run_of(attempt.name, rank))
@@ -190,7 +194,7 @@ class Writer:
     def _find(self, own: Kept) -> None:
         found = True
         try:
-            self.api.get(self._path(JOBS, "jobs", own.attempt.job_name))
+            self.api.get(self._job_path(own.attempt.job_name))
         except ApiError as error:
             if error.status != 404:
                 raise
@@ -201,7 +205,7 @@ class Writer:
 
     def _create(self, own: Kept) -> None:
         attempt = own.attempt
-        name, path = attempt.job_name, self._path(JOBS, "jobs")
+        name = attempt.job_name
         if (made := self._prepared(own, name)) is None:
             return
         with self._lock:
@@ -209,23 +213,60 @@ class Writer:
         try:
             if made.direct:
                 self._make_direct()
-            self.api.create(path, made.job)
+            if self._another(own, made.job):
+                return
         except ApiError as error:
-            if error.status == 409:
-                there = self.api.get(f"{path}/{name}")["metadata"].get("labels") or {}
-                if (there.get(HOME), there.get(RUN)) != (self.setup.home, attempt.name):
-                    self._refuse(own, Cause.EXECUTOR, f"there is another Volcano Job {name} in {self.setup.namespace}")
-                    return
-            elif error.status in (400, 413, 422):
-                self._refuse(own, Cause.JOB, f"Kubernetes refuses it: {error}")
-                return
-            elif error.status in (403, 404):
-                self._refuse(own, Cause.EXECUTOR, f"no Volcano Job can be made: {error}")
-                return
-            else:
-                raise
+            self._refused(own, error)
+            return
         with self._lock:
             attempt.made, own.made_s = True, time.monotonic()
+
+    def _refused(self, own: Kept, error: ApiError) -> None:
+        """What it takes can't be made. Raises the error: it is to be tried again."""
+        if error.status in (400, 413, 422):
+            self._refuse(own, Cause.JOB, f"Kubernetes refuses it: {error}")
+        elif error.status in (403, 404):
+            self._refuse(own, Cause.EXECUTOR, f"no {self.setup.kind.title} can be made: {error}")
+        else:
+            raise error
+
+    def _another(self, own: Kept, job: Object) -> bool:
+        """Make a Job; whether somebody else's has its name, so that the attempt is refused. Raises ApiError."""
+        name = str(job["metadata"]["name"])
+        try:
+            self.api.create(self._job_path(), job)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            there = self.api.get(self._job_path(name))["metadata"].get("labels") or {}
+            if (there.get(HOME), there.get(RUN)) != (self.setup.home, own.attempt.name):
+                what = f"there is another {self.setup.kind.title} {name} in {self.setup.namespace}"
+                self._refuse(own, Cause.EXECUTOR, what)
+                return True
+        return False
+
+    def _begin(self, own: Kept, uid: str) -> None:
+        """Make the Service and the Jobs of further tasks, which go with the first one, and have that make its pods."""
+        if (made := self._prepared(own, own.attempt.job_name)) is None:
+            return
+        owners = [self._owner(own.attempt.job_name, uid)]
+        try:
+            if made.service is not None:
+                made.service["metadata"]["ownerReferences"] = owners
+                self._make_once("services", made.service)
+            for one in made.others:
+                one["metadata"]["ownerReferences"] = owners
+                if self._another(own, one):
+                    return
+        except ApiError as error:
+            self._refused(own, error)
+            return
+        path = "/spec/suspend"
+        patch = [{"op": "test", "path": path, "value": True}, {"op": "replace", "path": path, "value": False}]
+        self._unless_gone(lambda: self.api.change(self._job_path(own.attempt.job_name), patch))
+
+    def _owner(self, name: str, uid: str) -> Object:
+        return {"apiVersion": self.setup.kind.api_version, "kind": "Job", "name": name, "uid": uid}
 
     def _prepared(self, own: Kept, name: str) -> Manifest | None:
         """What is sent for an attempt, whose folders are there by then; None: it is refused. name: of the Job."""
@@ -266,7 +307,7 @@ class Writer:
         self._make_once("configmaps", item)
 
     def _say(self, name: str, uid: str, reason: str, message: str) -> None:
-        """An Event of a Volcano Job, for `kubectl describe vcjob`. What can't be said is left unsaid."""
+        """An Event of a Job, for `kubectl describe`. What can't be said is left unsaid."""
         about = {"name": f"{name}.{time.time_ns():x}", "namespace": self.setup.namespace}
         stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         item = {
@@ -274,11 +315,8 @@ class Writer:
             "kind": "Event",
             "metadata": about,
             "involvedObject": {
-                "apiVersion": "batch.volcano.sh/v1alpha1",
-                "kind": "Job",
-                "name": name,
+                **self._owner(name, uid),
                 "namespace": self.setup.namespace,
-                "uid": uid,
             },
             "type": "Normal",
             "reason": reason,
@@ -303,7 +341,7 @@ class Writer:
     def _make_secret(self, own: Kept, uid: str) -> None:
         name = own.attempt.job_name
         item = self._manifest(own.attempt, name).secret
-        owner = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "name": name, "uid": uid}
+        owner = self._owner(name, uid)
         if item is not None:
             item["metadata"]["ownerReferences"] = [owner]
             self._make_once("secrets", item)
@@ -394,6 +432,9 @@ class Writer:
             # 409: one of the same name is there by now; 422: a test failed, as it has changed. What is seen next tells.
             if error.status not in (404, 409, 422):
                 raise
+
+    def _job_path(self, name: str = "") -> str:
+        return self._path(self.setup.kind.path, "jobs", name)
 
     def _pod_path(self, pod: Pod) -> str:
         return self._path("/api/v1", "pods", pod.name)
