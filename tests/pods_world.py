@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import os
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+import forked
 from fake_kubernetes.cluster import POD, Cluster
 from fake_kubernetes.machines import Machines
 from fake_kubernetes.server import FakeApi
 from gpuloom.client import Client
 from gpuloom.executors.kubernetes.kinds import VOLCANO, JobKind
-from real_scheduler import PROGRAM
 from until import until
 
 
 class World:
     """A cluster and a scheduler of it. kind: what jobs are made as; None: that is not said. back_off_s: of Kubernetes'
-    own Jobs."""
+    own Jobs. child: the scheduler is a child of this process, whose exit code can be asked for."""
 
     def __init__(
         self, folder: Path, *, admits: bool = True, kind: JobKind | None = VOLCANO, back_off_s: float = 0.3
@@ -30,18 +30,17 @@ class World:
         self.machines = Machines(self.api, admits=admits, back_off_s=back_off_s)
         self.cluster = Cluster(self.api)
         self.config = self.api.kubeconfig(folder / "kubeconfig")
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: forked.Process | None = None
+        self.child = False
         self.machines.__enter__()
         self.clients: list[Client] = []
 
     def up(self, *more: str) -> Client:
-        command = [*PROGRAM, "up", "--executor", "kubernetes", "--kubeconfig", str(self.config), "--port", "0"]
-        command += [] if self.kind is None else ["--job-kind", self.kind.word]
-        log = (self.folder / "up.log").open("ab")
-        self.process = subprocess.Popen(
-            [*command, "--home", str(self.home), "--image", "here:1", *more], stdout=log, stderr=log
-        )
-        log.close()
+        words = ["up", "--executor", "kubernetes", "--kubeconfig", str(self.config), "--port", "0"]
+        words += [] if self.kind is None else ["--job-kind", self.kind.word]
+        words += ["--home", str(self.home), "--image", "here:1", *more]
+        with (self.folder / "up.log").open("ab") as log:
+            self.process = forked.begin(words, os.environ, self.folder, log.fileno(), child=self.child)
         until(lambda: self.pid() == self.process.pid, "it to be up")  # type: ignore[union-attr]
         self.clients.append(client := Client(home=self.home))
         return client
@@ -57,7 +56,8 @@ class World:
     def kill(self) -> None:
         assert self.process is not None
         self.process.kill()
-        self.process.wait()
+        self.process.communicate()
+        self.process = None
 
     def items(self, kind: Any = POD) -> list[Any]:
         with self.api.store.changed:
@@ -68,7 +68,7 @@ class World:
             client.close()
         if self.process is not None:
             self.process.terminate()
-            self.process.wait()
+            self.process.communicate()
         self.machines.__exit__()
         self.api.close()
         assert asked(self.api) <= allowed(), "deploy/run-rbac.yaml gives all rights that are needed"

@@ -8,7 +8,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +15,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import forked
+from forked import PROGRAM as PROGRAM
 from gpuloom.client import Client
 from until import until
-
-PROGRAM = [sys.executable, "-c", "from gpuloom.cli.main import main; main()"]
 
 
 class Real:
@@ -35,7 +34,7 @@ class Real:
         self.files.mkdir()
         self.env: dict[str, str] = {}
         self.pid = 0
-        self._started: list[subprocess.Popen[bytes]] = []
+        self._started: list[forked.Process] = []
         self.client = Client(self.home, user="ann", patience_s=20.0)
 
     # -- the scheduler ------------------------------------------------------------------------------------------
@@ -46,23 +45,16 @@ class Real:
         env = {**os.environ, **self.env}
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=env, check=False)
 
-    def up(self, *options: str) -> dict[str, Any]:
-        """Start it; what it says when it is ready."""
+    def up(self, *options: str, child: bool = False) -> dict[str, Any]:
+        """Start it; what it says when it is ready. child: as a child of this process, with its limits."""
         slots = () if "--slots" in options else ("--slots", str(self.slots))
-        command = [*PROGRAM, "up", "--json", "--port", "0", *slots, *options, "--home", str(self.home)]
+        words = ["up", "--json", "--port", "0", *slots, *options, "--home", str(self.home)]
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         log = self.home / "scheduler.log"
         with log.open("ab") as errors:
             start = errors.tell()
             # As --detach would, without a program of its own that does it: that takes a third of a start's time.
-            process = subprocess.Popen(
-                command,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                cwd=self.home,
-                env={**os.environ, **self.env},
-                start_new_session=True,
-            )
+            process = forked.begin(words, {**os.environ, **self.env}, self.home, errors.fileno(), child=child)
         self._started.append(process)
         assert process.stdout is not None
         assert select.select([process.stdout], [], [], 90.0)[0], "it is not ready after 90 s"

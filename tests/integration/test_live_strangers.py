@@ -182,7 +182,7 @@ def test_jobs_keep_the_limit_of_files_with_which_up_was_started(tmp_path: Path) 
     with real(tmp_path) as found:
         resource.setrlimit(resource.RLIMIT_NOFILE, (500, hard))
         try:
-            found.up()
+            found.up(child=True)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         limits = Path(f"/proc/{found.pid}/limits").read_text()

@@ -32,6 +32,7 @@ LEASE = BY_PATH["coordination.k8s.io", "v1", "leases"]
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     world = World(tmp_path)
+    world.child = True
     world.cluster.add_node("n1", 2)
     yield world
     world.close()
@@ -53,7 +54,7 @@ def test_one_that_stands_by_goes_on_when_the_other_one_ends(world: World, tmp_pa
     job = submit(client, "sh", "-c", "echo up; sleep 4")
     until(lambda: phase(client, job) == "running", "it to run")
     acts, holder = world.process, spec(world)["holderIdentity"]
-    assert acts is not None
+    assert isinstance(acts, subprocess.Popen)
     with (tmp_path / "second.log").open("wb") as log:
         second = subprocess.Popen(command(world, "--standby"), stdout=log, stderr=log)
     try:
@@ -71,6 +72,7 @@ def test_one_that_stands_by_goes_on_when_the_other_one_ends(world: World, tmp_pa
     finally:
         if world.process is not second:
             second.kill()
+        acts.communicate()
         world.process = second
     second.terminate()
     assert second.wait(30.0) == 0
@@ -97,8 +99,9 @@ def test_another_machine_has_the_lease(world: World) -> None:
     with world.api.store.changed:
         (lease,) = world.items(LEASE)
         world.api.store.update(LEASE, "default", lease["metadata"]["name"], stolen)
-    assert world.process is not None
+    assert isinstance(world.process, subprocess.Popen)
     assert world.process.wait(30.0) == 1
+    world.process.communicate()
     assert "thief_1 has taken the Lease" in (world.folder / "up.log").read_text()
     assert spec(world)["holderIdentity"] == "thief_1"
     world.process = None

@@ -204,6 +204,7 @@ def test_without_slurmctld_jobs_go_on_and_it_is_said(head: Head) -> None:
     assert len(head.client.show(job)["attempts"]) == 1
 
 
+@pytest.mark.timeout(300)
 def test_before_its_allocation_ends_a_job_is_told_saves_and_moves(head: Head) -> None:
     """The shortest time limit that Slurm knows: a minute, which is our margin. So it moves as soon as that is known."""
     (head.folder / "saves.py").write_text(SAVES)

@@ -153,7 +153,7 @@ class Told(FakeFiles):
 def elastic(policy: str, count: int = 2, **spec: Any) -> tuple[Cluster, int]:
     it = Cluster("a", policy=policy)
     (job,) = it.submit({"elastic": f"{count}-6", **spec})
-    assert gpus(it, job) == {"here": 2, "a": 4}
+    assert gpus(it, job) == {"here": 2, "a": 4}, it.scheduler.problem
     return it, job
 
 
@@ -267,7 +267,7 @@ def test_those_that_stay_keep_their_ranks_and_who_joins_comes_last() -> None:
     (job,) = it.submit({"elastic": "1-10"})
     it.join_new("b")
     it.later(7200.0)
-    assert it.where(job) == ["here:0,1 a:0,1,2,3 b:0,1,2,3"]
+    assert it.where(job) == ["here:0,1 a:0,1,2,3 b:0,1,2,3"], it.scheduler.problem
     (other,) = it.submit({"gpus": 4})
     assert (it.where(job), it.where(other)) == (["here:0,1 b:0,1,2,3"], ["a:0,1,2,3"])
     it.machines["a"].end(it.scheduler.book.attempts[other].run)
