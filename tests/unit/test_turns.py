@@ -61,6 +61,18 @@ def test_what_takes_longest_comes_first_of_all() -> None:
     assert [ordered[0], ordered[1], ordered[half], ordered[half + 1]] == [*longest[0::2], *longest[1::2]]
 
 
+@pytest.mark.parametrize("workers", [2, 3, 8])
+def test_half_of_the_workers_begin_with_those_that_wait(workers: int) -> None:
+    waiting = {f"tests/integration/{name}": (9, 0) for name in "abcdefgh"}
+    computing = {f"tests/unit/{name}": (9, 50) for name in "abcdefgh"}
+    ordered = in_turns(made_of({**waiting, **computing}), workers)  # type: ignore[arg-type]
+    at = 0
+    for worker in range(workers):
+        paths = [str(test.path.parent) for test in ordered[at:] if "slow" in test.marks]  # type: ignore[attr-defined]
+        assert paths[0] == ("tests/unit" if worker % 2 else "tests/integration")
+        at += (len(ordered) - at) // (workers - worker)
+
+
 def test_where_nothing_is_slow_or_nearly_all_is() -> None:
     quick = [Test("a", number) for number in range(9)]
     assert in_turns(quick, 3) == quick  # type: ignore[arg-type, comparison-overlap]
