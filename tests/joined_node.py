@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from typing import Any
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import Server, ServerConnection, serve
 
+import forked
 from gpuloom.agent.health import Changes
 from gpuloom.agent.sample import Sample
 from gpuloom.core.job import NodeRecord
@@ -23,7 +23,6 @@ from gpuloom.executors.port import RunStatus
 from gpuloom.fleet.joined import JoinedNode
 from gpuloom.fleet.registry import Nodes
 from gpuloom.fleet.token import Tokens
-from real_scheduler import PROGRAM
 from until import until
 
 NAME = "n1"
@@ -127,9 +126,8 @@ class JoinedTarget:
 
     def begin(self, url: str) -> None:
         """Start the node process, which joins the head there."""
-        command = [*PROGRAM, "node", "join", url, "--name", NAME, "--slots", "2", "--detach", "--home", str(self.home)]
-        env = {**os.environ, "GPULOOM_NODE_TOKEN": self.token}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, check=False)
+        words = ["node", "join", url, "--name", NAME, "--slots", "2", "--detach", "--home", str(self.home)]
+        done = forked.run(words, {**os.environ, "GPULOOM_NODE_TOKEN": self.token}, 120.0)
         assert done.returncode == 0, done.stderr
 
     @property

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import forked
 from cut_link import CutLink
-from real_scheduler import PROGRAM, Real, alive
+from real_scheduler import Real, alive
 from until import until
 
 
@@ -38,9 +39,8 @@ class RealNode:
 
     def run(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         """`gpuloom node …` on its home."""
-        command = [*PROGRAM, "node", *arguments, "--home", str(self.home)]
         known = {**os.environ, "GPULOOM_NODE_TOKEN": self.token, **env}
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, env=known, check=False)
+        return forked.run(["node", *arguments, "--home", str(self.home)], known, 120.0)
 
     def join(self, *options: str) -> None:
         """Start it, and wait until it has joined."""

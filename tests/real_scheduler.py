@@ -41,9 +41,7 @@ class Real:
 
     def run(self, *arguments: str, timeout_s: float = 90.0) -> subprocess.CompletedProcess[str]:
         """The command line, on this home."""
-        command = [*PROGRAM, *arguments, "--home", str(self.home)]
-        env = {**os.environ, **self.env}
-        return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=env, check=False)
+        return forked.run([*arguments, "--home", str(self.home)], {**os.environ, **self.env}, timeout_s)
 
     def up(self, *options: str, child: bool = False) -> dict[str, Any]:
         """Start it; what it says when it is ready. child: as a child of this process, with its limits."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import pytest
 
-
 WAITING = frozenset(("integration", "contract"))
 """Folders of tests most of whose time passes in waiting, for processes and for Slurm."""
 
