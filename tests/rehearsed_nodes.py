@@ -25,7 +25,8 @@ class Cluster(Rehearsal):
     def gangs(self, node: NodeRecord) -> Gangs:
         self.ports: dict[str, FakeNode] = {}
         known = [] if not hasattr(self, "scheduler") else self.store.load().nodes
-        gangs = Gangs([LocalNode(node.name, self.executor, NOWHERE, devices=self.devices)])
+        # In this thread alone: what another one still does when a test looks is not seen.
+        gangs = Gangs([LocalNode(node.name, self.executor, NOWHERE, devices=self.devices)], background=False)
         gangs.waiting |= {
             one.name for one in known if one.source is not NodeSource.HERE and one.state is not NodeState.DOWN
         }

@@ -113,15 +113,13 @@ class PodCluster:
             )
 
         there = self._there
-        self._lists = (
+        self._lists: tuple[Informer[Any], ...] = (
             informer(f"/api/v1/{space}/pods", pod_of, there.pod, mine=True, built_in=True),
             informer(f"{setup.kind.path}/{space}/jobs", job_of, there.job, mine=True),
-            *(
-                informer(f"{path}/{space}/podgroups", group_of, there.group, mine=False)
-                for path in (setup.kind.groups,)
-                if path
-            ),
         )
+        if setup.kind.groups:
+            path = f"{setup.kind.groups}/{space}/podgroups"
+            self._lists = (*self._lists, informer(path, group_of, there.group, mine=False))
         self._watches = [Worker(f"watch {one.path}", one.run) for one in self._lists]
         self._worker = Worker("pods", self._run)
         self._writers = ThreadPoolExecutor(WRITERS, "kubernetes-write")
@@ -137,11 +135,11 @@ class PodCluster:
         for worker in (*self._watches, self._worker):
             if not worker.start():
                 raise ExecutorError(worker.problem)
-        setup = self.setup
         read_first(self._lists)
         if why := next((one.absent for one in self._lists if one.absent), ""):
-            what = "is Volcano installed, and may they be read?" if setup.kind is VOLCANO else "may they be read?"
-            raise ExecutorError(f"{why}; jobs are run as {setup.kind.title}s: {what}")
+            kind = self.setup.kind
+            what = "is Volcano installed, and may they be read?" if kind is VOLCANO else "may they be read?"
+            raise ExecutorError(f"{why}; jobs are run as {kind.title}s: {what}")
         self._news.set()
         self._looked.wait(LOOKED_S)
 

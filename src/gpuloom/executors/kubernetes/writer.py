@@ -249,13 +249,12 @@ class Writer:
         """Make the Service and the Jobs of further tasks, which go with the first one, and have that make its pods."""
         if (made := self._prepared(own, own.attempt.job_name)) is None:
             return
-        owners = [self._owner(own.attempt.job_name, uid)]
+        owner = self._owner(own.attempt.job_name, uid)
         try:
             if made.service is not None:
-                made.service["metadata"]["ownerReferences"] = owners
-                self._make_once("services", made.service)
+                self._make_owned("services", made.service, owner)
             for one in made.others:
-                one["metadata"]["ownerReferences"] = owners
+                one["metadata"]["ownerReferences"] = [owner]
                 if self._another(own, one):
                     return
         except ApiError as error:
@@ -338,16 +337,20 @@ class Writer:
             if error.status != 409:
                 raise
 
+    def _make_owned(self, plural: str, item: Object, owner: Object) -> None:
+        """Make what goes with a Job."""
+        about = {**item["metadata"], "ownerReferences": [owner]}
+        self._make_once(plural, {**item, "metadata": about})
+        # One of the same name may have been another Job's.
+        patch = {"metadata": {"ownerReferences": [owner]}}
+        self._unless_gone(lambda: self.api.change(self._path("/api/v1", plural, about["name"]), patch))
+
     def _make_secret(self, own: Kept, uid: str) -> None:
         name = own.attempt.job_name
         item = self._manifest(own.attempt, name).secret
         owner = self._owner(name, uid)
         if item is not None:
-            item["metadata"]["ownerReferences"] = [owner]
-            self._make_once("secrets", item)
-            # One of the same name may have been another Job's.
-            patch = {"metadata": {"ownerReferences": [owner]}}
-            self._unless_gone(lambda: self.api.change(self._path("/api/v1", "secrets", name), patch))
+            self._make_owned("secrets", item, owner)
         with self._lock:
             own.attempt.secret = True
 

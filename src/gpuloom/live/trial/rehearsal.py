@@ -73,7 +73,7 @@ class Rehearsal:
 
     def gangs(self, node: NodeRecord) -> Gangs:
         """The nodes of a scheduler that begins. node: this machine's."""
-        return Gangs([LocalNode(node.name, self.executor, NOWHERE, devices=self.devices)])
+        return Gangs([LocalNode(node.name, self.executor, NOWHERE, devices=self.devices)], background=False)
 
     def restart(self, *, orderly: bool) -> None:
         """The scheduler ends, in order or by kill -9, and another one takes over what is on disk."""
