@@ -74,7 +74,7 @@ def test_every_job_of_greedy_groups_ends_when_it_does_in_the_artifact(data: Path
 
 @pytest.mark.slow
 @POLICIES
-@pytest.mark.parametrize("trace", ["cluster_trace", "trace3", "job_type_2", "job_type_3"])
+@pytest.mark.parametrize("trace", ["cluster_trace", "trace3"])
 def test_the_exact_matcher_does_about_the_same(data: Path, muri: MuriRuns, trace: str, policy: str) -> None:
     ratio = ratios(
         muri(FILES.get(trace, trace), f"{policy}:matcher=exact"), expected(data, "reference_results.csv", trace, policy)
