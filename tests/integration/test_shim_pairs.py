@@ -67,6 +67,7 @@ def test_beside_a_service_that_is_slower_than_the_gpu_training_gets_what_it_leav
     assert ours.best_effort_over_alone > at_least
 
 
+@pytest.mark.slow
 def test_a_run_is_as_another(tmp_path: Path) -> None:
     made = [ShimPair(built("plain"), tmp_path / str(i), DATA, *PAIRS[3], requests=60) for i in range(2)]
     assert made[0].under("gpuloom") == made[1].under("gpuloom")

@@ -95,6 +95,7 @@ def check_feasible(present: Present, share: F) -> None:
     assert (share[present.speed == 0] == 0).all()
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=examples(150))
 @given(present=presents(models=3))
 def test_the_worst_off_has_as_much_as_can_be(present: Present) -> None:

@@ -62,6 +62,7 @@ def test_a_run_is_kept_until_the_code_changes(
     assert math.isnan(again.get(trace, "muri-s").avg_jct_s)
 
 
+@pytest.mark.slow
 def test_what_fails_is_told_and_stops_nothing(figures: ModuleType, trace: str, tmp_path: Path) -> None:
     grid = figures.Grid(tmp_path, tmp_path / "figures.json")
     for policy in ("muri-s:group_size=2", "srtf:placement=nowhere"):

@@ -12,6 +12,7 @@ import yaml
 from gpuloom.cli.service import up
 from gpuloom.facts.inputs import load_policy
 from gpuloom.server.pods import template_in
+from tiers import mostly_slow
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 PLAIN = ("run-rbac.yaml", "scheduler.yaml", "observe-rbac.yaml")
@@ -91,7 +92,7 @@ def test_helm_finds_nothing_wrong_with_it(helm: Any) -> None:
     assert [one["error"] for one in found["messages"]] == ["icon is recommended"]
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", mostly_slow(VERSIONS, "1.36"))
 def test_all_objects_fit_the_schemas_of_kubernetes(render: Render, version: str) -> None:
     schemas = pytest.importorskip("kubernetes_validate")
     values = {"replicas": 2, "persistence": {"storageClass": "nfs", "accessMode": "ReadWriteMany"},

@@ -48,6 +48,7 @@ from gpuloom.executors.kubernetes.wanted import (
 )
 from gpuloom.executors.node import Peer, RunSpec
 from gpuloom.executors.port import Cause, RunPhase
+from tiers import mostly_slow
 
 RUN = "12.1-9f3a02bc"
 SETUP = Setup("train", "0123456789ab", Path("/home/runs"), image="here:1")
@@ -204,7 +205,7 @@ class TestIndexedJobs:
         assert json_patch(job, taken_over(job, RUN, bigger))["spec"]["completions"] == 2
         assert json_patch(job, scaled(1, 3, volcano=False))["spec"]["parallelism"] == 3
 
-    @pytest.mark.parametrize("version", ["1.28", "1.30", "1.33", "1.36"])
+    @pytest.mark.parametrize("version", mostly_slow(["1.28", "1.30", "1.33", "1.36"], "1.36"))
     def test_all_of_it_fits_the_schemas_of_kubernetes(self, version: str) -> None:
         schemas = pytest.importorskip("kubernetes_validate")
         claimed = replace(self.setup, claim="runs/home")
