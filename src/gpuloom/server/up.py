@@ -74,6 +74,8 @@ def run(options: UpOptions) -> int:
 
 def _run(options: UpOptions, start: Start, warn: Callable[[str], None]) -> int:
     home = home_of(options.home)
+    if options.kubernetes is not None:
+        start.at(Step.CLUSTER)  # a new home asks which Jobs it has
     plan, api, pods = _elsewhere(options, home)
     slots = options.slots if plan is None else None
     stops: list[Callable[[], None]] = []
