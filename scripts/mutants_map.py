@@ -261,7 +261,7 @@ def _measure(files: list[str]) -> None:
     shutil.rmtree(raw, ignore_errors=True)
     raw.mkdir()
     subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "2", "-p", "by_test", "-m", "not slow", "--timeout", "900", *files],
+        [sys.executable, "-m", "pytest", "-n", "4", "-p", "by_test", "-m", "not slow", "--timeout", "900", *files],
         cwd=ROOT,
         env=environment(ROOT, PYTHONPATH=str(MEASURED), GPULOOM_COVERAGE=str(raw)),
         check=False,  # a test that fails is left out of the map
