@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -319,6 +320,11 @@ def used(key: str, jobs: int, attempts: int, held_s: float, gpu_s: float, failed
     return Usage(key, jobs, attempts, held_s, gpu_s, failed, on or {"": gpu_s})
 
 
+def lay(usage: Usage, times: int, suspended_s: float, mib: float = 0.0) -> Usage:
+    """The same of one that lay suspended."""
+    return replace(usage, suspensions=times, suspended_s=suspended_s, suspended_mib=mib)
+
+
 class TestUsage:
     DAY = 86_400.0
 
@@ -362,14 +368,17 @@ class TestUsage:
         job = writer.submit(gpus=2)
         writer.start(job, at=2000.0, allocation=(("a", (0, 1)),))
         writer.write(("attempt.frozen", job, {}), at=2010.0)
-        assert self.usage(store, "user", until_s=2100.0) == [used("ada", 1, 1, 10.0, 20.0, 0)]
+        assert self.usage(store, "user", until_s=2100.0) == [lay(used("ada", 1, 1, 10.0, 20.0, 0), 1, 90.0)]
         writer.write(("attempt.thawed", job, {"allocation": [["b", [2, 3]]]}), at=2500.0)
-        assert self.usage(store, "user", until_s=2503.0) == [used("ada", 1, 1, 13.0, 26.0, 0)]
-        writer.write(("attempt.frozen", job, {}), at=2505.0)
+        assert self.usage(store, "user", until_s=2503.0) == [lay(used("ada", 1, 1, 13.0, 26.0, 0), 1, 490.0)]
+        writer.write(("attempt.frozen", job, {"suspended_mib": 64.0, "moved_s": 1.0}), at=2505.0)
         writer.write(("attempt.stopping", job, {"reason": "cancelled", "deadline_s": None}), at=2600.0)
         writer.end(job, at=2601.0, reason="cancelled", after="cancelled")
-        assert self.usage(store, "node") == [used("a", 1, 1, 10.0, 20.0, 0), used("b", 1, 1, 6.0, 12.0, 0)]
-        assert self.usage(store, "user", 2005.0, 2502.0) == [used("ada", 1, 1, 7.0, 14.0, 0)]
+        assert self.usage(store, "node") == [
+            lay(used("a", 1, 1, 10.0, 20.0, 0), 1, 490.0),
+            lay(used("b", 1, 1, 6.0, 12.0, 0), 1, 95.0, 64.0),
+        ]
+        assert self.usage(store, "user", 2005.0, 2502.0) == [lay(used("ada", 1, 1, 7.0, 14.0, 0), 1, 490.0)]
         # What the records say in all is what the stretches add up to.
         assert store.job(job).held_s == 16.0  # type: ignore[union-attr]
         assert store.job(job).held_gpu_s == 32.0  # type: ignore[union-attr]
@@ -382,7 +391,7 @@ class TestUsage:
         writer.write(("attempt.frozen", job, {}), at=6010.0)
         writer.write(("attempt.thawed", job, {"allocation": [["host", [0]]]}), at=6020.0)
         writer.end(job, at=9000.0, ended_s=6021.0)
-        assert self.usage(store, "user") == [used("ada", 1, 2, 21.0, 21.0, 0)]
+        assert self.usage(store, "user") == [lay(used("ada", 1, 2, 21.0, 21.0, 0), 1, 10.0)]
         assert store.job(job).held_s == 21.0  # type: ignore[union-attr]
 
     def test_a_run_that_took_no_time_is_a_run(self, writer: Writer, store: Store) -> None:

@@ -178,6 +178,19 @@ def test_reasons() -> None:
     assert "No GPU has a best-effort job alone on it" in texts[2]
 
 
+def test_whoever_has_a_guest_already_is_no_room_for_another() -> None:
+    workload, cluster = classed([(0, 900, 1, HIGH), (0, 60, 1, LOW), (0, 60, 1, LOW)]), parse_cluster("1x1")
+    state = State(workload, cluster, layers=2)
+    made = create_policy("fifo:beside=yes")
+    engine = Engine(state, made, Progress(workload, cluster, np.zeros(3), made.sharing(workload)), Collector())
+    engine.take_in(0.0, arrived=range(3))
+    engine.decide(0.0)
+    assert list(state.placements) == [0, 1]
+    found = made.reason(engine.snapshot, 2)
+    assert "No GPU has a high-priority job alone on it" in found.text
+    assert found.numbers["gpus_to_share"] == 0
+
+
 class TestWritten:
     @pytest.mark.parametrize("base", ["muri-s", "weave", "antman", "elastic"])
     def test_not_for_policies_that_share_or_resize(self, base: str) -> None:

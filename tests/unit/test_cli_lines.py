@@ -83,6 +83,7 @@ def test_gpu_time(seconds: float, said: str) -> None:
 
 
 USE = {"key": "a", "gpu_s": 3600.0, "jobs": 1000, "attempts": 2, "failed": 0, "cost_usd": None}
+USE |= {"suspensions": 0, "suspended_s": 0.0, "suspended_mib": 0.0}
 
 
 @pytest.mark.parametrize("by", ["user", "day"])
@@ -97,6 +98,10 @@ def test_usage_most_first_but_days_in_order(by: str, monkeypatch: pytest.MonkeyP
     found[1]["cost_usd"] = 7.44
     lines = CliRunner().invoke(events.usage, ["--by", by]).stdout.splitlines()
     assert sorted(line.split()[4] for line in lines[1:]) == ["$7.44", "-"], "where one is known there is a column"
+    found[1] |= {"suspensions": 2, "suspended_s": 600.0, "suspended_mib": 1536.0}
+    lines = CliRunner().invoke(events.usage, ["--by", by]).stdout.splitlines()
+    assert "suspended" in lines[0]
+    assert any("2 times, 10m" in line and line.rstrip().endswith("1.5 GiB") for line in lines)
     found.clear()
     assert CliRunner().invoke(events.usage, []).stdout == "nothing was used in that time\n"
     found.append({**USE, "gpu_s": 0.0})

@@ -59,6 +59,8 @@ def test_a_scheduler_without_slurm_says_so(api: Api) -> None:
 def test_pilots_their_reasons_and_what_is_wrong(api: Api) -> None:
     api.service.pilots_now = SOME
     lines = said("pilots").splitlines()
+    assert len({line.index(f" {gpus} ") for line, gpus in zip(lines[1:3], (8, 4), strict=True)}) == 1
+    assert lines[0].index("GPUs") + len("GPUs") == lines[1].index(" 8 ") + 2, "numbers stand at the right"
     assert lines[1].split()[:4] == ["11", "running", "n0", "n1"]
     assert lines[2].split()[:3] == ["12", "pending", "1"]
     assert lines[2].endswith("Resources")

@@ -471,9 +471,11 @@ def test_the_resizes_of_a_job_and_what_they_cost(capsys: pytest.CaptureFixture[s
 def test_when_a_job_was_suspended_and_when_not(capsys: pytest.CaptureFixture[str]) -> None:
     then = time.time() - 60.0
     there = {"at_s": then, "mib": 9002.0, "out_s": 6.345, "back_at_s": then + 30.0, "in_s": 1.671, "why_not": ""}
+    there["why_ended"] = ""
     tried = {**there, "rehearsal": True}
     away = {**there, "back_at_s": None, "in_s": None, "rehearsal": False}
     never = {**away, "mib": None, "out_s": None, "why_not": "error 801"}
+    ended = {**away, "why_ended": "it lay suspended for 4h 00m, the longest that it may"}
     how = {"way": "checkpoint", "why": "its program was not rehearsed yet"}
     found: Any = {"job": SHOWN, "spec": {"command": ["a"], "on_preempt": "suspend"}, "speeds": [], "attempts": []}
     found |= {
@@ -485,14 +487,15 @@ def test_when_a_job_was_suspended_and_when_not(capsys: pytest.CaptureFixture[str
         "cost_usd": None,
         "makes_way": None,
     }
-    jobs._show(found | {"log": "", "resizes": [], "suspensions": [tried, never, away], "makes_way": how})
+    jobs._show(found | {"log": "", "resizes": [], "suspensions": [tried, never, away, ended], "makes_way": how})
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "if preempted: it has its notice and ends, as its program was not rehearsed yet" in lines
-    assert lines[-4:] == [
-        "GPU memory moved when GPU MiB out went on back not suspended, as",
+    assert lines[-5:] == [
+        "GPU memory moved when GPU MiB out went on back remarks",
         "to try it 1m 00s ago 9,002 6.3s 30s ago 1.7s",
-        "to make way 1m 00s ago - - - - error 801",
+        "to make way 1m 00s ago - - - - not suspended: error 801",
         "to make way 1m 00s ago 9,002 6.3s - -",
+        "to make way 1m 00s ago 9,002 6.3s - - told to end: it lay suspended for 4h 00m, the longest that it may",
     ]
 
 

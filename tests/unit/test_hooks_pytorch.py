@@ -218,6 +218,13 @@ def test_the_gpu_s_clock_and_the_most_memory(clock: Clock, tmp_path: Path, monke
     assert found.gpu_s == pytest.approx(0.008)
     assert found.memory_mib == 300
     assert Event.made <= 8
+    pairs = len(watch.open)
+    watch.end(stages.GPU)  # of what began before it listened
+    watch.end(stages.NETWORK)
+    assert (watch.depth, len(watch.open)) == (0, pairs)
+    watch.begin(stages.GPU)
+    watch.end(stages.GPU)
+    assert len(watch.open) == pairs + 1, "the next one counts all the same"
 
 
 def test_keras_counts_all_batches_of_an_execution(clock: Clock, tmp_path: Path) -> None:

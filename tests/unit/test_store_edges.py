@@ -21,7 +21,7 @@ from gpuloom.store import backup, connect, faults, home, queries, replay, restor
 from gpuloom.store.errors import StoreBusy, StoreError
 from gpuloom.store.port import CheckReport, Finding, Usage
 from gpuloom.store.sqlite import SqliteStore
-from gpuloom.store.usage import Stretch, UsageRun
+from gpuloom.store.usage import Rest, Stretch, UsageRun
 from store_builders import spec, submitted
 
 DAY_S = 86_400.0
@@ -71,8 +71,8 @@ def test_when_runs_held_their_gpus() -> None:
         starts(130.0, 4),
     ]
     assert usage.stretches(told) == {
-        1: [Stretch(10.0, 20.0, ONE), Stretch(30.0, 45.0, TWO)],
-        2: [Stretch(60.0, 70.0, ONE), Stretch(80.0, 90.0, ONE)],
+        1: [Stretch(10.0, 20.0, ONE, Rest(20.0, 30.0, 0.0)), Stretch(30.0, 45.0, TWO)],
+        2: [Stretch(60.0, 70.0, ONE, Rest(70.0, 80.0, 0.0)), Stretch(80.0, 90.0, ONE)],
         3: [Stretch(100.0, 100.0, ONE)],
         4: [Stretch(130.0, None, ONE)],
     }
@@ -116,6 +116,25 @@ def run(*stretches: Stretch, user: str = "ada", failed_s: float | None = None, *
 def test_what_of_a_run_lies_in_a_span(stretch: Stretch, held_s: float | None) -> None:
     found = usage.tally([run(stretch)], since_s=10.0, until_s=20.0, by="user")
     assert [each.held_s for each in found] == ([] if held_s is None else [held_s])
+
+
+def test_for_how_long_runs_lay_suspended_in_a_span_and_with_how_much() -> None:
+    times = [
+        Stretch(0.0, 2.0, ONE, Rest(2.0, 12.0, 100.0)),  # began before it
+        Stretch(12.0, 13.0, ONE, Rest(13.0, 15.0, 200.0)),
+        Stretch(15.0, 18.0, ONE, Rest(18.0, None, 400.0)),  # goes on after it
+    ]
+    (found,) = usage.tally([run(*times)], since_s=10.0, until_s=20.0, by="user")
+    assert (found.suspensions, found.suspended_s, found.suspended_mib) == (2, 6.0, 600.0)
+    assert found.held_s == 4.0
+    (found,) = usage.tally([run(*times)], since_s=3.0, until_s=9.0, by="node")
+    assert found == Usage(ONE[0][0], 1, 1, 0.0, 0.0, 0, {}, 0, 6.0, 0.0)
+    assert usage.tally([run(times[1])], since_s=15.0, until_s=20.0, by="user") == []
+    still = usage.stretches([starts(1.0, 1), comes(4.0, "frozen", suspended_mib=7.0)])
+    assert still == {1: [Stretch(1.0, 4.0, ONE, Rest(4.0, None, 7.0))]}
+    assert usage.stretches([starts(1.0, 1), comes(4.0, "frozen"), comes(9.0, "ended")])[1][0].rest == Rest(
+        4.0, 9.0, 0.0
+    )
 
 
 def test_a_run_that_ended_before_the_span_counts_in_none_of_it() -> None:

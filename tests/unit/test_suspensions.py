@@ -18,7 +18,7 @@ def events(*told: tuple[str, dict[str, Any]]) -> list[Event]:
 
 
 def test_events_make_the_answer() -> None:
-    earnest = {"rehearsal": False}
+    earnest = {"rehearsal": False, "why_ended": ""}
     where: dict[str, Any] = {"allocation": [["n", [0]]]}
     found = suspension_views(
         events(
@@ -27,13 +27,24 @@ def test_events_make_the_answer() -> None:
             ("attempt.frozen", {"suspended_mib": 512.0, "moved_s": 1.5}),
             ("attempt.thawed", {**where, "moved_s": 0.5}),
             ("attempt.not_suspended", {"why": "error 801"}),
+            ("attempt.stopping", {"reason": "preempted", "deadline_s": 1.0}),
             ("attempt.frozen", {"suspended_mib": 64.0, "moved_s": 1.0}),
+            ("attempt.stopping", {"reason": "preempted", "deadline_s": 1.0, "text": "too long"}),
         )
     )
     assert found == [
         {"at_s": 30.0, "mib": 512.0, "out_s": 1.5, "back_at_s": 40.0, "in_s": 0.5, "why_not": "", **earnest},
         {"at_s": 50.0, "mib": None, "out_s": None, "back_at_s": None, "in_s": None, "why_not": "error 801", **earnest},
-        {"at_s": 60.0, "mib": 64.0, "out_s": 1.0, "back_at_s": None, "in_s": None, "why_not": "", **earnest},
+        {
+            "at_s": 70.0,
+            "mib": 64.0,
+            "out_s": 1.0,
+            "back_at_s": None,
+            "in_s": None,
+            "why_not": "",
+            **earnest,
+            "why_ended": "too long",
+        },
     ]
 
 
@@ -46,9 +57,10 @@ def test_rehearsals_are_told_as_such() -> None:
         )
     )
     assert found == [
-        {"at_s": 9.5, "mib": 512.0, "out_s": 1.5, "back_at_s": 10.0, "in_s": 0.5, "why_not": "", "rehearsal": True},
+        {"at_s": 9.5, "mib": 512.0, "out_s": 1.5, "back_at_s": 10.0, "in_s": 0.5, "why_not": "",
+         "why_ended": "", "rehearsal": True},
         {"at_s": 20.0, "mib": None, "out_s": None, "back_at_s": None, "in_s": None, "why_not": "error 999",
-         "rehearsal": True},
+         "why_ended": "", "rehearsal": True},
     ]  # fmt: skip
 
 

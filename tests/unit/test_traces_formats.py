@@ -287,6 +287,12 @@ def test_slurm_without_start_and_end(read) -> None:
         read(text.replace("ElapsedRaw", "Elapsed"))
 
 
+def test_slurm_of_before_2017_says_in_gres_what_was_asked_for(read) -> None:
+    text = "JobID|Submit|ElapsedRaw|ReqGRES\n1|2019-01-01T00:00:00|60|gpu:v100:2\n2|2019-01-01T00:00:09|7|gpu:1\n"
+    w = read(text).workload
+    assert (w.gpus.tolist(), [w.gpu_type[job] for job in (0, 1)]) == ([2, 1], ["V100", ""])
+
+
 def test_slurm_needs_a_column_with_gpus_and_times_in_order(read) -> None:
     with pytest.raises(TraceError, match="no known trace format"):
         read(SLURM_OLD.replace("AllocGRES", "NCPUS"))

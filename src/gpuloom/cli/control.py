@@ -325,10 +325,13 @@ class OrNone(click.ParamType[Any]):
     type=Choice(["auto", "checkpoint", "freeze", "suspend", "never"]),
     help="What preemption does.",
 )
+@click.option(
+    "--suspend-limit", type=OrNone(Duration()), metavar="TIME|none", help="Longest time that it lies suspended."
+)
 @live_options
 def update(jobs: tuple[str, ...], as_json: bool, home: Path | None, **fields: Any) -> None:
-    """Change what jobs ask for. Of a running job only name, priority, time limit, estimate, retries, grace, speeds and
-    what preemption does can change.
+    """Change what jobs ask for. Of a running job only name, priority, time limit, estimate, retries, grace, speeds,
+    what preemption does and the suspend limit can change.
 
     \b
     Examples:

@@ -228,6 +228,11 @@ def usage(by: str, since: float | None, until: float | None, as_json: bool, home
     whole = sum(row["gpu_s"] for row in found) or 1.0
     rows = found if by == "day" else sorted(found, key=lambda row: -row["gpu_s"])
     priced = any(row["cost_usd"] is not None and row["gpu_s"] > 0 for row in rows)
+    lay = any(row["suspensions"] or row["suspended_s"] for row in rows)
+    suspended: Sequence[Column[UsageRow]] = (
+        Column("suspended", lambda row: f"{plural(row['suspensions'], 'time')}, {short(row['suspended_s'])}"),
+        Column("GPU memory moved", lambda row: f"{row['suspended_mib'] / 1024:,.1f} GiB", right=True),
+    )
     columns: Sequence[Column[UsageRow]] = (
         Column(by, lambda row: row["key"], gives=True),
         Column("GPU time", lambda row: _gpu_time(row["gpu_s"]), right=True),
@@ -236,6 +241,7 @@ def usage(by: str, since: float | None, until: float | None, as_json: bool, home
         Column("jobs", lambda row: f"{row['jobs']:,}", right=True),
         Column("attempts", lambda row: f"{row['attempts']:,}", right=True),
         Column("failed", lambda row: f"{row['failed']:,}", right=True),
+        *(suspended if lay else ()),
     )
     show_table(columns, rows)
 

@@ -158,6 +158,12 @@ OPTIONS = (
         help="What preemption does: notice and stop, freeze in place, suspend (also frees its GPU memory), or nothing; "
         "auto: suspend where the program was seen to bear it, else notice and stop [auto].",
     ),
+    click.option(
+        "--suspend-limit",
+        type=Duration(),
+        metavar="TIME",
+        help="Longest time that it lies suspended; then it begins anew from its last checkpoint [no limit].",
+    ),
     click.option("--model", metavar="NAME", help="Name of the training model, for profiles (gpuloom profiles)."),
     click.option(
         "--class",

@@ -407,6 +407,8 @@ def _requests(spec: Spec) -> str:
             parts.append(f"kernel profile {spec.kernel_profile}")
     if spec.time_limit:
         parts.append(f"at most {short(spec.time_limit)}")
+    if spec.suspend_limit:
+        parts.append(f"suspended for at most {short(spec.suspend_limit)}")
     if spec.priority:
         parts.append(f"priority {spec.priority}")
     return ", ".join(parts)
@@ -510,6 +512,12 @@ RESIZE_COLUMNS: Sequence[Column[ResizeView]] = (
 )
 
 
+def _remarks(time: SuspensionView) -> str:
+    if time["why_not"]:
+        return f"not suspended: {time['why_not']}"
+    return f"told to end: {time['why_ended']}" if time["why_ended"] else ""
+
+
 SUSPENSION_COLUMNS: Sequence[Column[SuspensionView]] = (
     Column("GPU memory moved", lambda s: "to try it" if s["rehearsal"] else "to make way"),
     Column("when", lambda s: ago(s["at_s"])),
@@ -517,7 +525,7 @@ SUSPENSION_COLUMNS: Sequence[Column[SuspensionView]] = (
     Column("out", lambda s: "-" if s["out_s"] is None else f"{s['out_s']:.1f}s", right=True),
     Column("went on", lambda s: "-" if s["back_at_s"] is None else ago(s["back_at_s"])),
     Column("back", lambda s: "-" if s["in_s"] is None else f"{s['in_s']:.1f}s", right=True),
-    Column("not suspended, as", lambda s: s["why_not"], gives=True),
+    Column("remarks", _remarks, gives=True),
 )
 
 

@@ -25,7 +25,8 @@ Types and their data (all JSON):
                         again; cost_from: core/replicas.py: CostFrom
     attempt.starting    {attempt, allocation: [[node, [gpu, …]], …], identity, gpu_model}
     attempt.running     {pid, start_ticks, boot_id}
-    attempt.stopping    {reason, deadline_s}; of one that is resized also {to_gpus, why, jobs}
+    attempt.stopping    {reason, deadline_s}; of one that is resized also {to_gpus, why, jobs}; of one that stood still
+                        also {text}: why it can't any longer (live/dispatch/let_go.py)
     attempt.frozen      {}; of one that is suspended {suspended_mib, moved_s}: GPU memory that went to the machine's
                         memory, and how long that took
     attempt.thawed      {allocation}; of one that was suspended also {moved_s}

@@ -91,6 +91,7 @@ class Spec:
     estimate: float | None = None
     retries: int = 0
     on_preempt: OnPreempt = OnPreempt.AUTO
+    suspend_limit: float | None = None
     grace: float = 30.0
     checkpoint: str | None = None
     workdir: str = ""
@@ -173,7 +174,7 @@ _TYPES: Mapping[str, frozenset[type[Any]]] = {
     "launcher": frozenset({str, Launcher, _NONE}),
     **dict.fromkeys(("gpus", "ps", "priority", "retries"), frozenset({int})),
     **dict.fromkeys(("gpu_memory", "memory", "replica_gpus", "replica_memory"), frozenset({int, _NONE})),
-    **dict.fromkeys(("cpus", "replica_cpus", "time_limit", "estimate"), frozenset({*_NUMBER, _NONE})),
+    **dict.fromkeys(("cpus", "replica_cpus", "time_limit", "estimate", "suspend_limit"), frozenset({*_NUMBER, _NONE})),
     **dict.fromkeys(("elastic", "array", "checkpoint", "venv", "conda", "container", "model"), frozenset({str, _NONE})),
     **dict.fromkeys(("share_class", "task_type", "importance", "kernel_profile"), frozenset({str, _NONE})),
     **dict.fromkeys(("real_time", "slurm_env", "hold"), frozenset({bool})),

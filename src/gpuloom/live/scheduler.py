@@ -38,6 +38,7 @@ from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch.dispatch import RETRY_S, Dispatch
 from gpuloom.live.dispatch.intake import Intake
 from gpuloom.live.dispatch.last_words import LastWords, Where, Words
+from gpuloom.live.dispatch.let_go import LetGo
 from gpuloom.live.dispatch.meeting import Meeting
 from gpuloom.live.dispatch.recovery import take_up
 from gpuloom.live.dispatch.room import Room
@@ -159,7 +160,9 @@ class Scheduler:
             cut=sights.cut,
             say=self.on_status,
         )
+        self.planning.scene.free_mib = sights.free_mib
         self.room = Room(self.ledger, self.planning, self.dispatch, sights)
+        self.let_go = LetGo(self.ledger, self.planning, self.dispatch, sights)
         self.intake = Intake(
             self.ledger,
             self.planning,
@@ -470,6 +473,7 @@ class Scheduler:
             self.dispatch.stop_all()
         elif not self.meeting.unmet:
             self.dispatch.look_at_nodes(now)
+            self.let_go.look(now)
             self.room.look(now)
             self._pass(now)
             self.dispatch.start_granted(now)

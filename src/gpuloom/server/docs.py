@@ -330,6 +330,9 @@ usage = _route(
                 "gpu_s": 14400.0,
                 "failed": 1,
                 "cost_usd": 9.92,
+                "suspensions": 1,
+                "suspended_s": 600.0,
+                "suspended_mib": 18_432.0,
             }
         ]
     ),

@@ -71,6 +71,12 @@ class Usage:
     failed: int
     gpu_s_on: Mapping[str, float]
     """By GPU model, as attempts were recorded with it ('': not known)."""
+    suspensions: int = 0
+    """How often jobs were suspended or frozen."""
+    suspended_s: float = 0.0
+    """For how long in all, without GPUs."""
+    suspended_mib: float = 0.0
+    """GPU memory that went to main memory, all times together, MiB."""
 
 
 @dataclass(frozen=True, slots=True)

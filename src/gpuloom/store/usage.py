@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from gpuloom.core.book import allocation_of
@@ -18,12 +18,23 @@ STRETCH_EVENTS = ("attempt.starting", "attempt.frozen", "attempt.thawed", "attem
 
 
 @dataclass(frozen=True, slots=True)
+class Rest:
+    """Time in which a run stood still, right after a stretch. until_s: None if it still does. mib: GPU memory that went
+    to its node's memory; 0 if none did."""
+
+    from_s: float
+    until_s: float | None
+    mib: float
+
+
+@dataclass(frozen=True, slots=True)
 class Stretch:
-    """Time in which a run held the same GPUs. until_s: None if it still does."""
+    """Time in which a run held the same GPUs. until_s: None if it still does. rest: it stood still afterwards."""
 
     from_s: float
     until_s: float | None
     allocation: Allocation
+    rest: Rest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +63,9 @@ def stretches(events: Iterable[Event]) -> Mapping[int, Sequence[Stretch]]:
     since: float | None = None
     allocation: Allocation = ()
     for event in events:
+        if (mine := found.get(number)) and (rest := mine[-1].rest) is not None and rest.until_s is None:
+            over_s = max(float(event.data.get("ended_s") or event.at_s), rest.from_s)
+            mine[-1] = replace(mine[-1], rest=replace(rest, until_s=over_s))
         if event.type == "attempt.starting":
             number, allocation = int(event.data["attempt"]), allocation_of(event.data["allocation"])
             found[number], since = [], event.at_s
@@ -60,8 +74,10 @@ def stretches(events: Iterable[Event]) -> Mapping[int, Sequence[Stretch]]:
         elif event.type == "attempt.stopping":
             since = event.at_s if since is None else since  # one that was frozen goes on, to end
         elif since is not None:  # frozen or ended
-            until_s = float(event.data.get("ended_s") or event.at_s)
-            found[number].append(Stretch(since, max(until_s, since), allocation))
+            until_s = max(float(event.data.get("ended_s") or event.at_s), since)
+            mib = float(event.data.get("suspended_mib") or 0.0)
+            rest = Rest(until_s, None, mib) if event.type == "attempt.frozen" else None
+            found[number].append(Stretch(since, until_s, allocation, rest))
             since = None
     if since is not None:
         found[number].append(Stretch(since, None, allocation))
@@ -87,6 +103,9 @@ class _Sum:
     failed: set[int] = field(default_factory=set)
     held_s: float = 0.0
     gpu_s_on: dict[str, float] = field(default_factory=dict)
+    suspensions: int = 0
+    suspended_s: float = 0.0
+    suspended_mib: float = 0.0
 
 
 def tally(runs: Iterable[UsageRun], *, since_s: float, until_s: float, by: str) -> Sequence[Usage]:
@@ -107,6 +126,19 @@ def tally(runs: Iterable[UsageRun], *, since_s: float, until_s: float, by: str) 
                 failed = run.failed_s
                 if failed is not None and since_s <= failed < until_s and (by != "day" or day_of(failed) == key):
                     total.failed.add(run.attempt.job)
+        for rest, allocation in [(one.rest, one.allocation) for one in run.stretches if one.rest is not None]:
+            end_s = until_s if rest.until_s is None else min(rest.until_s, until_s)
+            for key, a, b, _ in (
+                _pieces(run, max(rest.from_s, since_s), end_s, allocation, by) if since_s < end_s else ()
+            ):
+                if a < b:
+                    total = sums.setdefault(key, _Sum())
+                    total.jobs.add(run.attempt.job)
+                    total.attempts.add((run.attempt.job, run.attempt.number))
+                    total.suspended_s += b - a
+                    if a == rest.from_s:
+                        total.suspensions += 1
+                        total.suspended_mib += rest.mib
     found = [
         Usage(
             key,
@@ -116,6 +148,9 @@ def tally(runs: Iterable[UsageRun], *, since_s: float, until_s: float, by: str) 
             sum(total.gpu_s_on.values()),
             len(total.failed),
             total.gpu_s_on,
+            total.suspensions,
+            total.suspended_s,
+            total.suspended_mib,
         )
         for key, total in sums.items()
     ]

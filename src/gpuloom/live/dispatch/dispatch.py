@@ -152,13 +152,16 @@ class Dispatch:
         """Why a job that is to be suspended can't be where it runs; '' if it can."""
         record, attempt = self.book.jobs[job], self.book.attempts[job]
         if record.spec.on_preempt is OnPreempt.AUTO:
-            return self.rehearsals.why_not(record, attempt)
+            why = self.rehearsals.why_not(record, attempt)
+            return why or self.planning.scene.no_memory(record, attempt)
         if record.spec.container:
             return "it runs in a container"
         if len(attempt.allocation) > 1:
             return f"it runs on {len(attempt.allocation)} nodes"
         found = self.gangs.capabilities(attempt.nodes[0])
-        return "" if found is not None and found.suspends else NO_SUSPENDING
+        if found is None or not found.suspends:
+            return NO_SUSPENDING
+        return self.planning.scene.no_memory(record, attempt)
 
     def keeps_limit(self, job: int) -> str:
         """The first node on which it runs that can't change the time limit of what runs; '' if all can."""
@@ -193,12 +196,14 @@ class Dispatch:
         now: float,
         grace_of: Callable[[int], float] | None = None,
         resizes: Mapping[int, Mapping[str, Any]] = NO_RESIZES,
+        text: str = "",
     ) -> None:
         """Write down that the runs of these jobs are told to end, and tell them. grace_of: None: as their specs say.
-        resizes: those of the jobs that end to go on at another size, and what is written down of that."""
+        resizes: those of the jobs that end to go on at another size, and what is written down of that. text: why, where
+        the reason does not say all."""
         graces = [self._grace(number) if grace_of is None else grace_of(number) for number in jobs]
         keeps = {number: self._keeps(number) for number in resizes}
-        told = {number: {"reason": reason.value} for number in jobs} | {
+        told = {number: {"reason": reason.value, **({"text": text} if text else {})} for number in jobs} | {
             number: {"reason": EndReason.RESIZED.value, **how} for number, how in resizes.items()
         }
         self.ledger.write(
@@ -215,6 +220,10 @@ class Dispatch:
                 self.tell(partial(self.gangs.resize, run, keep=keep, grace_s=grace))
             else:
                 self.end_run(run, reason, grace)
+
+    def end(self, job: int, reason: EndReason, text: str, now: float) -> None:
+        """End the run of an active job, with its notice. text: why, for people."""
+        self._end([job], reason, now, text=text)
 
     def _grace(self, job: int) -> float:
         return self.book.jobs[job].spec.grace

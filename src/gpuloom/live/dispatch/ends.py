@@ -39,6 +39,7 @@ def ended(
     beside: Collection[int] = (),
     apart: bool = False,
     fault: Fault | None = None,
+    told: str = "",
 ) -> dict[str, Any]:
     """Data of the event `attempt.ended`.
 
@@ -46,7 +47,8 @@ def ended(
         work_s: work of this attempt, seconds. complete: the job reported that all of its steps are done.
         saves: what is known of what it saved.
         pause_s: how long to wait before the next try, where it was kept from starting.
-        fault: what it failed by, where that is not its own doing.
+        fault: what it failed by, where that is not its own doing. told: why it was told to end, where the reason does
+            not say all.
         failed: replicas of an elastic job that failed while others were well: it goes on with these.
         beside: jobs that shared its GPUs when it found no GPU memory left: that is no failure of its own. apart: it is
             not put together with such for a while.
@@ -124,6 +126,8 @@ def ended(
         data["message"] = "; ".join(text for text in (data["message"], fault.text) if text)
     elif failed is not None:
         data["message"] = "; ".join(text for text in (data["message"], failed.text) if text)
+    if told:
+        data["message"] = "; ".join(text for text in (told, data["message"]) if text)
     if kept_from_starting(how):
         data["began"] = False
     if saves.kept is not None:

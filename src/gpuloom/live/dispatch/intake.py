@@ -257,6 +257,7 @@ class Intake:
             beside=beside,
             apart=self.planning.policy.weaves,
             fault=fault,
+            told=self._told(attempt),
         )
         mib = self.peaks.of(attempt.run) if not beside else self._needs_more(job, attempt, beside)
         if mib is not None:
@@ -268,6 +269,13 @@ class Intake:
             ends = [one.status for one in status.members] or [status] * len(attempt.members)
             data["members"] = [self._member_end(attempt, one) for one in ends]
         return {**data, **last_step(told, self.clock.from_wall), "ended_s": at}, failed
+
+    def _told(self, attempt: Attempt) -> str:
+        """Why a run that made way was told to, where that was written down."""
+        if attempt.stop_reason is not EndReason.PREEMPTED:
+            return ""
+        found = self.ledger.store.events(job=attempt.job, types=("attempt.stopping",), limit=1, newest=True)
+        return str(found[-1].data.get("text", "")) if found else ""
 
     def _needs_more(self, job: Job, attempt: Attempt, beside: Collection[int]) -> float | None:
         """MiB on one GPU that a job is taken to need from now on which found too little beside these."""

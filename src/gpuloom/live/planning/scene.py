@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpuloom.core.book import Book
-from gpuloom.core.job import Allocation, DeviceKind, Job, Phase, gpus_in
+from gpuloom.core.job import Allocation, Attempt, DeviceKind, Job, NodeRecord, Phase, gpus_in
 from gpuloom.core.pace import Pace
 from gpuloom.core.spec import OnPreempt
+from gpuloom.executors.suspending import KEEP_MIB
 from gpuloom.live.planning.claims import Claims
 from gpuloom.live.planning.estimates import Estimate, Estimates, left_s, like_of
 from gpuloom.live.planning.gpu_memory import GpuMemory
@@ -61,6 +62,8 @@ class Scene:
     coming: Coming = NONE_COMES
     memory: GpuMemory = field(default_factory=lambda: GpuMemory(lambda user, name, limit: ()))
     rehearsals: Rehearsals = field(default_factory=Rehearsals)
+    free_mib: Callable[[NodeRecord], float | None] = lambda node: None
+    """Main memory that a node has left, MiB, as was seen last; None: it was not."""
     room: dict[int, int] = field(default_factory=dict)
     """Suspended jobs, and the interactive job for which each makes room (dispatch/room.py)."""
     shut: Mapping[str, str] = field(default_factory=dict)
@@ -90,7 +93,32 @@ class Scene:
 
     def stays(self, job: Job) -> bool:
         """Whether a job that makes way does so where it is, and goes on there."""
-        return self.rehearsals.way(job, self.book.attempts.get(job.id)) in STAYS
+        attempt = self.book.attempts.get(job.id)
+        way = self.rehearsals.way(job, attempt)
+        return way in STAYS and (way is not OnPreempt.SUSPEND or attempt is None or not self.no_memory(job, attempt))
+
+    def no_memory(self, job: Job, attempt: Attempt) -> str:
+        """Why a running job can't be suspended where it runs, as far as the node's memory goes; '' if it can."""
+        node = self.book.nodes.get(attempt.nodes[0])
+        free_mib = None if node is None else self.free_mib(node)
+        mib = self.rehearsals.mib(job, attempt)
+        if attempt.phase is Phase.FROZEN or node is None or free_mib is None or mib is None:
+            return ""
+        for number in self.claims.freezing():  # what is on its way there
+            other = self.book.attempts[number]
+            if number != job.id and other.nodes[0] == node.name:
+                free_mib -= self.rehearsals.mib(self.book.jobs[number], other) or 0.0
+        if free_mib >= mib + KEEP_MIB:
+            return ""
+        return f"it has {mib:,.0f} MiB on its GPUs, and node {node.name} has {max(free_mib, 0):,.0f} MiB of memory left"
+
+    def again_s(self, job: Job) -> float | None:
+        """What it costs that a job makes way by being suspended and goes on later, seconds; None: it is not suspended,
+        or nobody has measured that."""
+        attempt = self.book.attempts.get(job.id)
+        if attempt is None or self.rehearsals.way(job, attempt) is not OnPreempt.SUSPEND or not self.stays(job):
+            return None
+        return self.rehearsals.round_s(job, attempt)
 
     def level(self, job: int) -> int:
         """The priority of a job as passes see it. What a policy with classes of its own reads from it stays in one."""
@@ -145,6 +173,7 @@ class Scene:
             self.coming,
             self.memory.copy(),
             self.rehearsals,
+            self.free_mib,
             dict(self.room),
             self.shut,
         )

@@ -130,7 +130,7 @@ class World:
         going: Mapping[int, Speed] = MappingProxyType({}),
         freed: Collection[str] = (),
         apart: Apart = NEVER_APART,
-        lost: Mapping[int, float] = MappingProxyType({}),
+        again_s: Mapping[int, float] = MappingProxyType({}),
         frozen: Mapping[int, Allocation] = MappingProxyType({}),
         moves: Collection[str] = (),
         stays: Callable[[int], bool] = lambda job: False,
@@ -142,7 +142,8 @@ class World:
         going: the same of `placed`.
         freed: nodes on which jobs that go on have lost GPUs.
         apart: groups that did not pay.
-        lost: of `placed`, work that a job would have to do again if it were stopped, seconds: policies reckon with it.
+        again_s: by job, what stopping it and having it go on costs, seconds, where that is not `overhead_s`: policies
+        reckon with it.
         frozen: where jobs stand still and can go on. moves: nodes on which those go on in any slots.
         stays: whether a job that makes way stands still where it is, as things are when it does."""
         ordered = sorted(jobs, key=lambda job: (-rank.get(job.id, 0), job.submitted_s, job.id))
@@ -201,10 +202,10 @@ class World:
         self.collector = Collector()
         value = self._carried(memory, cluster)
         self.engine = Engine(self.state, policy, progress, self.collector, memory=value, memory_stays=True)
-        if lost:
-            again_s = overheads.copy()
-            again_s[[self.row_of[job] for job in lost]] += list(lost.values())
-            self.engine.snapshot.again_s = floats(again_s).toreadonly()
+        if again_s:
+            costs_s = overheads.copy()
+            costs_s[[self.row_of[job] for job in again_s]] = list(again_s.values())
+            self.engine.snapshot.again_s = floats(costs_s).toreadonly()
         self.engine.snapshot.fixed = frozenset(self.row_of[job] for job in fixed)
         self.state.moves_on = frozenset([at for at, name in enumerate(fleet.names) if name in moves])
         self.state.stay_away = _Stay(self.jobs, stays)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 
 from gpuloom.core.decision import Reason
-from gpuloom.core.job import ENDED, Allocation, Job
+from gpuloom.core.job import ENDED, Allocation, Job, Phase
 from gpuloom.core.pairs import Apart
 from gpuloom.core.profile import Profiles
 from gpuloom.core.snapshot import Speed
@@ -170,7 +170,9 @@ class Worlds:
             going={n: self.going[n] for n in placements if n in self.going},
             freed=self.freed,
             apart=self.apart(),
-            lost={n: has.done_s for n, has in placements.items() if self._keeps_nothing(book.jobs[n])},
+            again_s=self._again_s(
+                [*placements, *(n for n in waiting if book.jobs[n].phase is Phase.FROZEN)], placements
+            ),
             stays=lambda number: number in book.jobs and self.scene.stays(book.jobs[number]),
             frozen={n: where for n in waiting if (where := self.scene.claims.stands(n)) is not None},
             moves=self.scene.moves,
@@ -182,6 +184,17 @@ class Worlds:
         self.measured.clear()
         self.freed.clear()
         return world, {job: unplaceable(book, self.scene.shut, book.jobs[job], world) for job in world.unplaceable}
+
+    def _again_s(self, jobs: Iterable[int], placements: Mapping[int, Placed]) -> dict[int, float]:
+        """What stopping each of these jobs and having it go on costs, where it is not what a start does."""
+        found: dict[int, float] = {}
+        for number in jobs:
+            job = self.scene.book.jobs[number]
+            if (known := self.scene.again_s(job)) is not None:
+                found[number] = known
+            elif number in placements and self._keeps_nothing(job):
+                found[number] = self.overhead_s + placements[number].done_s
+        return found
 
     def _keeps_nothing(self, job: Job) -> bool:
         """Whether a job that makes way begins anew, as far as is known: of its earlier attempts nothing was kept."""

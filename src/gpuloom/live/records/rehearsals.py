@@ -71,6 +71,12 @@ class Rehearsals:
         seen = None if program is None else self._seen.get(program)
         return seen.mib if seen is not None and seen.ok else None
 
+    def round_s(self, job: Job, attempt: Attempt) -> float | None:
+        """How long moving its GPU memory out and back takes, as was seen last; None: it was not."""
+        program = self._program(job, attempt)
+        seen = None if program is None else self._seen.get(program)
+        return seen.out_s + seen.in_s if seen is not None and seen.ok else None
+
     def able(self, attempt: Attempt) -> bool:
         """Whether the node of a run can suspend programs."""
         return bool(self._driver_of(attempt.nodes[0]))

@@ -27,7 +27,18 @@ from gpuloom.live.submission.spec import JobSpec, job_spec, within_bounds
 from gpuloom.store.port import JobQuery
 
 WHILE_ACTIVE = frozenset(
-    {"name", "priority", "retries", "estimate", "speeds", "grace", "on_preempt", "time_limit", "checkpoint"}
+    {
+        "name",
+        "priority",
+        "retries",
+        "estimate",
+        "speeds",
+        "grace",
+        "on_preempt",
+        "time_limit",
+        "checkpoint",
+        "suspend_limit",
+    }
 )
 """Fields of a spec that may change while the job runs."""
 NEVER = frozenset({"array", "hold"})

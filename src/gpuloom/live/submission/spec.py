@@ -234,6 +234,11 @@ class JobSpec(BaseModel):
         "freeze in place and go on later; suspend: the same, and its GPU memory waits in the machine's memory; auto: "
         "suspend where the machine can and the program was seen to bear it, else checkpoint; never: run to the end.",
     )
+    suspend_limit: Seconds | None = Field(
+        None,
+        description="Longest time that it lies suspended or frozen. Then it ends, and begins anew from its last "
+        "checkpoint on any GPUs; it has its notice first where its own are free. None: no limit.",
+    )
     grace: Grace = Field(DEFAULTS.grace, description="Time between notice and kill.")
     checkpoint: str | None = Field(
         None,
@@ -513,6 +518,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "retries": (0, 1000),
     "time_limit": (SHORTEST_S, LONGEST_S),
     "estimate": (SHORTEST_S, LONGEST_S),
+    "suspend_limit": (SHORTEST_S, LONGEST_S),
     "grace": (0.0, 86_400.0),
 }
 

@@ -140,6 +140,9 @@ def usage_row(found: Usage) -> UsageRow:
         "gpu_s": found.gpu_s,
         "failed": found.failed,
         "cost_usd": cost_usd(found.gpu_s_on),
+        "suspensions": found.suspensions,
+        "suspended_s": found.suspended_s,
+        "suspended_mib": found.suspended_mib,
     }
 
 

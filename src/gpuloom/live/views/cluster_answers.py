@@ -176,6 +176,9 @@ class UsageRow(TypedDict):
     cost_usd: Annotated[
         float | None, "Of the GPU time, at on-demand prices (gpuloom gpus); null: that of a GPU model is unknown."
     ]
+    suspensions: Annotated[int, "How often jobs were suspended or frozen in the span."]
+    suspended_s: Annotated[float, "For how long jobs lay so, all together. They hold no GPUs then."]
+    suspended_mib: Annotated[float, "GPU memory that went to the nodes' memory, all these times together."]
 
 
 class UsageList(TypedDict):

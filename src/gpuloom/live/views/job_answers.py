@@ -254,6 +254,7 @@ class SuspensionView(TypedDict):
     back_at_s: Annotated[float | None, "When it went on; null: it has not yet."]
     in_s: Annotated[float | None, "How long bringing it back took."]
     why_not: Annotated[str, "Why it could not be suspended, and was told to save and end; '': it was."]
+    why_ended: Annotated[str, "Why it was told to end before it could go on; '': it was not."]
     rehearsal: Annotated[bool, "It was only to see whether its program bears it: nobody else had its GPUs."]
 
 

@@ -11,7 +11,7 @@ from gpuloom.core.spec import OnPreempt
 from gpuloom.live.records.rehearsals import REHEARSED
 from gpuloom.live.views.job_answers import MakesWayView, SuspensionView, Way
 
-SUSPENSIONS = ("attempt.frozen", "attempt.thawed", "attempt.not_suspended", REHEARSED)
+SUSPENSIONS = ("attempt.frozen", "attempt.thawed", "attempt.not_suspended", "attempt.stopping", REHEARSED)
 """Events of which `suspension_views` makes an answer."""
 
 
@@ -25,6 +25,9 @@ def suspension_views(events: Iterable[Event]) -> list[SuspensionView]:
                 found.append(_rehearsal(event))
         elif event.type == "attempt.not_suspended":
             found.append(_view(event.at_s, None, None, data["why"]))
+        elif event.type == "attempt.stopping":
+            if found and "text" in data:
+                found[-1]["why_ended"] = data["text"]
         elif event.type == "attempt.frozen" and "moved_s" in data:
             found.append(_view(event.at_s, data.get("suspended_mib"), data["moved_s"], ""))
         elif event.type == "attempt.thawed" and found and not found[-1]["why_not"] and found[-1]["back_at_s"] is None:
@@ -51,7 +54,7 @@ def makes_way_view(way: OnPreempt, why: str) -> MakesWayView:
 
 def _view(at_s: float, mib: float | None, out_s: float | None, why_not: str) -> SuspensionView:
     return {"at_s": at_s, "mib": mib, "out_s": out_s, "back_at_s": None, "in_s": None, "why_not": why_not,
-        "rehearsal": False,
+        "why_ended": "", "rehearsal": False,
     }  # fmt: skip
 
 

@@ -265,6 +265,9 @@ def _of_one_that_waits(known: Known, reason: Reason, found: Outlook | None, amon
     state = f"is {frozen} and waits" if job.phase is Phase.FROZEN else "waits"
     sentences = [f"Job {job.id} ({job.name}, {plural(job.gpus, 'GPU')}) {state}. {reason.text}", *known.apart]
     view["sentences"] = sentences
+    if job.phase is Phase.FROZEN and job.spec.suspend_limit is not None:
+        limit = format_duration(job.spec.suspend_limit)
+        sentences.append(f"It may lie so for {limit} at a time; then it begins anew from its last checkpoint.")
     if found is None:
         return view
     if among is not None:
