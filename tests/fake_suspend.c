@@ -2,7 +2,8 @@
  * driver 580 on an H200 (docs/explanation/suspending.md).
  *
  * FAKE_GPU names a folder: a file for each process with a context, which all map, and what the test wants to go wrong:
- * files `nvml` (fails once memory has moved), `no-lock` (time-out), `801`, `no-checkpoint`, `no-restore`, `stays` (memory does not come free), `total` (bytes).
+ * files `nvml` (fails once memory has moved), `no-lock` (time-out), `801`, `no-checkpoint`, `no-restore`, `stays` (memory does not come free),
+ * `hold-checkpoint` (the call does not return), `total` (bytes).
  *
  * A program's own calls: fake_begin(bytes) makes its context, fake_step() is a launch: it blocks while the process is
  * locked or away. */

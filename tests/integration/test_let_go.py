@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from fake_executor import FakeExecutor, Suspends
 from gpuloom.core.errors import ConflictError
 from gpuloom.core.job import EndReason, NodeRecord
-from gpuloom.executors.port import Rehearsal, RunPhase
+from gpuloom.executors.port import Cause, Rehearsal, RunExit, RunPhase
 from gpuloom.live.dispatch import let_go
 from gpuloom.live.sights import Sights
 from live_builders import Live, living
@@ -219,3 +220,18 @@ def test_policies_reckon_with_what_was_measured(tmp_path: Path) -> None:
             return [world.engine.snapshot.again_s[world.row_of[job]] for job in (known, unknown)]
 
         live.until(lambda: live.scheduler.do(costs) == [2.0, live.scheduler.planning.worlds.overhead_s])
+
+
+def test_a_machine_that_was_restarted_has_lost_them_and_they_begin_anew(tmp_path: Path) -> None:
+    executor = killed()
+    with living(tmp_path, executor, slots=1, policy="srtf") as live:
+        long, short = suspended(live, retries=0)
+        for job in (long, short):
+            status = executor.states[f"{job}.1"]
+            how = RunExit(None, None, EndReason.LOST, "", time.time(), cause=Cause.RESTARTED)
+            executor._say(replace(status, phase=RunPhase.EXITED, exit=how))
+        live.until(lambda: live.state(short) == ["running"] and live.job(short).attempts == 2)
+        assert (live.state(long), live.job(long).failures) == (["queued"], 0)
+        live.end(short)
+        live.until(lambda: live.state(long) == ["running"])
+        assert live.job(long).attempts == 2

@@ -6,106 +6,18 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
+import psutil
 import pytest
 
 from gpuloom.core.end_reason import EndReason
-from gpuloom.executors.local import LocalExecutor
-from gpuloom.executors.logs import read_log
-from gpuloom.executors.port import Rehearsal, RunPhase, RunRequest, RunStatus
-from suspending_kit import environment, made
+from gpuloom.executors.port import Rehearsal, RunPhase
+from gpuloom.executors.runner import suspender
+from suspending_kit import GIB, PROGRAM, Machine, environment, made
 from until import until
-
-GIB = 1 << 30
-PROGRAM = """
-import ctypes, signal, sys
-driver = ctypes.CDLL("libcuda.so.1")
-assert driver.fake_begin(ctypes.c_ulonglong({bytes})) == 0
-if {saves}:
-    def save(*_):
-        print("saved", flush=True)
-        sys.exit(0)
-    signal.signal(signal.SIGTERM, save)
-number = 0
-while True:
-    driver.fake_step()
-    number += 1
-    print(number, flush=True)
-"""
-
-
-class Machine:
-    """A machine with a GPU of 8 GiB, by pretence."""
-
-    def __init__(self, home: Path, library: Path) -> None:
-        self.home, self.gpu = home, home / "gpu"
-        self.gpu.mkdir(parents=True)
-        self.library = library
-        self.told: list[RunStatus] = []
-        self.executor = self.fresh()
-
-    def fresh(self) -> LocalExecutor:
-        executor = LocalExecutor(self.home / "home")
-        executor.open(self.told.append)
-        return executor
-
-    def start(self, run: str, *, gib: float = 1.0, saves: bool = False, code: str = "", **more: Any) -> int:
-        """Returns its process."""
-        program = code or PROGRAM.format(bytes=int(gib * GIB), saves=saves)
-        env = {key: os.environ[key] for key in ("PATH", "LD_LIBRARY_PATH", "FAKE_GPU")}
-        self.executor.start(
-            RunRequest(
-                run, ("python3", "-c", program), str(self.home), env, (0,), ("GPU-a",),
-                str(self.home / "runs" / run), grace_s=5.0, **{"suspends": True, **more},
-            )
-        )  # fmt: skip
-        until(lambda: self.steps(run) > 0, f"{run} to work")
-        status = next(status for status in self.executor.runs() if status.run == run)
-        assert status.pid is not None
-        return status.pid
-
-    def log(self, run: str) -> list[bytes]:
-        path = self.home / "runs" / run
-        return read_log(path)[0].split() if (path / "output.log").exists() else []
-
-    def steps(self, run: str) -> int:
-        return sum(1 for word in self.log(run) if word.isdigit())
-
-    def works(self, run: str) -> None:
-        before = self.steps(run)
-        until(lambda: self.steps(run) > before, f"{run} to go on")
-        words = [int(word) for word in self.log(run) if word.isdigit()]
-        assert words == list(range(1, len(words) + 1)), "it began anew"
-
-    def last(self, run: str) -> RunStatus | None:
-        return next((status for status in reversed(self.told) if status.run == run), None)
-
-    def phase(self, run: str) -> RunPhase | None:
-        status = self.last(run)
-        return None if status is None else status.phase
-
-    def suspended(self, run: str) -> RunStatus:
-        self.executor.freeze(run)
-        until(lambda: self.phase(run) is RunPhase.FROZEN, f"{run} to be suspended")
-        status = self.last(run)
-        assert status is not None
-        return status
-
-    def wrong(self, name: str, *, wrong: bool = True) -> None:
-        (self.gpu / name).touch() if wrong else (self.gpu / name).unlink()
-
-    def used(self) -> bool:
-        """Whether a process has GPU memory, as NVML shows it."""
-        done = subprocess.run(
-            ["python3", "-c", "import ctypes; m = (ctypes.c_ulonglong * 3)(); "
-             "ctypes.CDLL('libnvidia-ml.so.1').nvmlDeviceGetMemoryInfo(None, m); print(m[2])"],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        return int(done.stdout) > 0
 
 
 @pytest.fixture
@@ -253,6 +165,68 @@ def test_told_to_end_while_its_memory_moves_out_it_is_brought_back_and_saves(mac
     assert status.exit is not None
     assert status.exit.exit_code == 0
     assert machine.log("1.1")[-1] == b"saved"
+
+
+def test_told_to_end_on_its_way_back_it_saves(machine: Machine) -> None:
+    machine.start("1.1", saves=True)
+    machine.suspended("1.1")
+    machine.executor.thaw("1.1")
+    machine.executor.stop("1.1", reason=EndReason.PREEMPTED, grace_s=30.0)
+    status = until(lambda: (last := machine.last("1.1")) and last.exit and last, "it to end")
+    assert status.exit is not None
+    assert (status.exit.exit_code, machine.log("1.1")[-1]) == (0, b"saved")
+
+
+def movers(machine: Machine) -> list[psutil.Process]:
+    """The programs that are moving memory on this machine."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            words = process.cmdline()
+            if str(suspender.PROGRAM) in words and any(str(machine.home) in word for word in words):
+                found.append(process)
+    return found
+
+
+def test_the_program_that_moves_its_memory_is_begun_again_if_somebody_kills_it(machine: Machine) -> None:
+    machine.start("1.1")
+    machine.wrong("hold-checkpoint")
+    machine.executor.freeze("1.1")
+    (mover,) = until(lambda: movers(machine), "the program that moves it")
+    until(lambda: (machine.home / "runs" / "1.1" / "suspended.json").exists(), "it to begin")
+    machine.wrong("hold-checkpoint", wrong=False)
+    mover.kill()
+    until(lambda: machine.phase("1.1") is RunPhase.FROZEN, "it to be suspended")
+    machine.executor.thaw("1.1")
+    until(lambda: machine.phase("1.1") is RunPhase.RUNNING, "it to be back")
+    machine.works("1.1")
+
+
+def test_one_whose_mover_is_killed_again_and_again_is_given_up(machine: Machine) -> None:
+    machine.start("1.1")
+    machine.wrong("hold-checkpoint")
+    machine.executor.freeze("1.1")
+    for _ in range(suspender.MOST_CUT_OFF + 1):
+        (mover,) = until(lambda: movers(machine), "the program that moves it")
+        mover.kill()
+        until(lambda mover=mover: not mover.is_running(), "its end")  # type: ignore[misc]
+    status = until(lambda: (last := machine.last("1.1")) and last.exit and last, "it to end")
+    assert status.exit is not None
+    assert status.exit.reason is EndReason.NODE
+    assert "ended without a word" in status.exit.message
+
+
+def test_whoever_is_to_make_way_while_it_is_rehearsed_does_so_under_the_next_runner_too(machine: Machine) -> None:
+    machine.wrong("hold-checkpoint")
+    machine.start("1.1", rehearse_s=0.05)
+    (mover,) = until(lambda: movers(machine), "its rehearsal")
+    machine.executor.freeze("1.1")
+    runner = int(machine.executor._link.hello["pid"])
+    os.kill(runner, signal.SIGKILL)
+    machine.wrong("hold-checkpoint", wrong=False)
+    mover.kill()
+    until(lambda: machine.phase("1.1") is RunPhase.FROZEN, "it to be suspended")
+    assert not machine.used()
 
 
 @pytest.mark.parametrize("when", ["away", "moving out", "coming back"])

@@ -10,6 +10,7 @@ import pytest
 
 from gpuloom.core.events import Event
 from gpuloom.executors import suspending
+from gpuloom.executors.runner import suspender
 from gpuloom.live.views.suspensions import suspension_views
 
 
@@ -129,3 +130,7 @@ def test_a_program_on_two_gpus_needs_of_each_what_it_had_there(tmp_path: Path, m
         brought_back(tmp_path, TwoGpus([80_000.0, 30_000.0]))
     suspending._write(str(tmp_path), {"mib": 60_000.0, "limit": ""})  # by an older gpuloom
     assert brought_back(tmp_path, TwoGpus([70_000.0, 65_000.0])) == 60_000.0
+
+
+def test_the_runner_waits_for_as_long_as_the_program_that_moves_memory_may_take() -> None:
+    assert suspender.LONGEST_S == suspending.LONGEST_S

@@ -68,6 +68,8 @@ class RunningJob:
         """Before that rehearsal."""
         self.out_s = 0.0
         """What moving its memory out took last."""
+        self.cut_off = 0
+        """How often in a row somebody has killed the program that moves it."""
         self.log = Log(self.directory, int(request.log_mib * MIB), request.log_files)
         self.boot = boot
         self.fences = 0
@@ -163,6 +165,7 @@ class RunningJob:
         run.moving, run.away_mib = state.get("moving", ""), state.get("away_mib")
         run.rehearsing, run.rehearsed = state.get("rehearsing", False), state.get("rehearsed")
         run.out_s, run.waited_s = state.get("out_s", 0.0), run.rehearse_s or 0.0
+        run.leaves, run.refused = state.get("leaves", False), state.get("refused", "")
         notice = read_json(f"{directory}/{NOTICE_FILE}")
         if notice is not None:
             run.reason, run.message, run.deadline = notice["reason"], notice["message"], float(notice["monotonic"])
@@ -204,6 +207,8 @@ class RunningJob:
                 "rehearsing": self.rehearsing,
                 "rehearsed": self.rehearsed,
                 "out_s": self.out_s,
+                "leaves": self.leaves,
+                "refused": self.refused,
             },
         )
 

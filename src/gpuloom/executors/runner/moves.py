@@ -38,6 +38,7 @@ class Moves:
             self.begin(run, SUSPEND)
         elif run.rehearsing:
             run.leaves = True
+            self._again.do(run, "state.json", run.write_state)
 
     def resume(self, run: RunningJob) -> None:
         """Have it brought back. All its processes must go on: the driver can't reach one that stands still."""

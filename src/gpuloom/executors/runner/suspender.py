@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 
 from gpuloom.executors.runner.loop import RETRY_S, Loop, log
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
 PROGRAM = os.path.abspath(f"{__file__}/../../suspending.py")
 SUSPEND, RESUME = "suspend", "resume"
+LONGEST_S = 600.0
+"""As long as of that program, which is started without this package."""
+MOST_CUT_OFF = 3
+"""So often in a row it is begun again for a run after somebody has killed it."""
 
 
 class Suspender:
@@ -53,9 +58,11 @@ class Suspender:
                 os.close(null)
         self._again.helpers[pid] = run
         heard = bytearray()
-        self._loop.add(read, lambda fd: self._hear(fd, run, what, heard), f"to {what} run {run.name}")
+        until_s = time.monotonic() + LONGEST_S
+        self._loop.add(read, lambda fd: self._hear(fd, run, what, heard, until_s), f"to {what} run {run.name}")
 
-    def _hear(self, fd: int, run: RunningJob, what: str, heard: bytearray) -> None:
+    def _hear(self, fd: int, run: RunningJob, what: str, heard: bytearray, until_s: float) -> None:
+        """until_s: then it has ended by itself, as the driver did not come back."""
         if part := os.read(fd, 1 << 16):
             heard += part
             return
@@ -63,9 +70,15 @@ class Suspender:
         os.close(fd)
         try:
             outcome = json.loads(bytes(heard))
-        except ValueError:  # killed, or the driver never came back
+        except ValueError:
+            if time.monotonic() < until_s and run.cut_off < MOST_CUT_OFF:
+                run.cut_off += 1
+                log(f"run {run.name}: the program that was to {what} it was killed: it is begun again")
+                self.again_soon(run, what)  # the driver has kept the state
+                return
             text = f"the program that was to {what} it ended without a word"
             outcome = {"ok": False, "mib": 0.0, "took_s": 0.0, "why": text, "lost": True, "machine": False}
+        run.cut_off = 0
         log(f"run {run.name}: {what}: {json.dumps(outcome)}")
         self._done(run, what, outcome)
 
