@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from gpuloom.core.end_reason import EndReason
-from gpuloom.executors.port import Rehearsal, RunPhase
+from gpuloom.executors.port import Cause, Rehearsal, RunPhase
 from gpuloom.executors.runner import suspender
 from suspending_kit import GIB, PROGRAM, Machine, environment, made
 from until import until
@@ -127,7 +127,7 @@ def test_a_program_that_the_driver_loses_ends_with_that_reason(machine: Machine)
     machine.executor.thaw("1.1")
     status = until(lambda: (last := machine.last("1.1")) and last.exit and last, "it to end")
     assert status.exit is not None
-    assert status.exit.reason is EndReason.NODE
+    assert (status.exit.reason, status.exit.cause) == (EndReason.NODE, Cause.NODE)
     assert "could not bring back its GPU memory (error 2)" in status.exit.message
 
 

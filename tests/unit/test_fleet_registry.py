@@ -113,8 +113,11 @@ def test_a_lost_node_comes_back_only_with_nothing_running(head: Head) -> None:
     until(lambda: again.closed)
     assert again.frames[-1]["refused"]["final"] is False
     ended = RunStatus("1.1-a", RunPhase.EXITED, 7, 8, "b", RunExit(None, 9, EndReason.NODE, "", 5.0))
-    head.join((ended,))
+    third = head.join((ended,))
     assert head.on.told[-1] == ("joined", "n1", ["1.1-a"])
+    head.now += 5.0
+    head.say(third, beat=1, ack=0)
+    assert third.frames[-1] == {"beaten": 1, "ack": 1}, "it is answered again"
 
 
 def test_a_new_process_of_the_node_is_given_the_commands_again_that_it_may_not_know(head: Head) -> None:

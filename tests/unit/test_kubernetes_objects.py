@@ -151,6 +151,11 @@ def test_nodes() -> None:
     found = READER.node(item)
     assert found is not None
     assert (found.away, found.address) == ("not ready: Kubelet stopped posting", "")
+    item["status"]["capacity"] = {"nvidia.com/gpu": "1", "amd.com/gpu": "4", "cpu": "9"}
+    item["status"]["allocatable"] = {"amd.com/gpu": "4", "cpu": "9"}
+    found = READER.node(item)
+    assert found is not None
+    assert found.resource == "amd.com/gpu", "of what it has most"
     item["status"]["capacity"] = item["status"]["allocatable"] = {"cpu": "4"}
     assert READER.node(item) is None
 

@@ -302,6 +302,18 @@ class TestEnds:
         end = exit_of(found)
         assert (end.exit_code, end.signal, end.reason, end.cause) == how
 
+    @pytest.mark.parametrize(
+        ("disrupted", "message", "says"),
+        [
+            ("it is drained", "Pod was evicted", "n0: it is drained"),
+            ("", "Pod was evicted", "n0: Pod was evicted"),
+            ("", "", "n0: its pod was deleted by somebody else"),
+        ],
+    )
+    def test_of_one_that_was_taken_away_why(self, disrupted: str, message: str, says: str) -> None:
+        found = replace(over(143), reason="Evicted", disrupted=disrupted, message=message, node="n0")
+        assert exit_of(found).message == says
+
     def test_it_ends_with_its_own_container(self) -> None:
         sidecar = {"name": "proxy", "state": {"running": {"startedAt": _at(1)}}}
         ended = {"terminated": {"exitCode": 3, "startedAt": _at(1), "finishedAt": _at(5)}}

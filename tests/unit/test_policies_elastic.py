@@ -8,11 +8,17 @@ import numpy as np
 import pytest
 
 from builders import jobs
+from gpuloom.core.cluster import parse_cluster
 from gpuloom.core.errors import PolicyError
 from gpuloom.core.scaling import Scaling
+from gpuloom.core.state import State
 from gpuloom.core.workload import Speeds, Workload
+from gpuloom.engine.engine import Engine
+from gpuloom.engine.progress import Progress
 from gpuloom.facts.inputs import load_policy
+from gpuloom.live.planning.world import Collector
 from gpuloom.policies.elastic import Elastic
+from gpuloom.policies.registry import create_policy
 from gpuloom.sim import simulate
 
 
@@ -41,6 +47,21 @@ def test_the_unit_of_weights_does_not_matter(policy: str, weights: tuple[float, 
     if weights[0] == weights[1]:
         plain = simulate(replace(workload, weight=np.ones(2)), "2x4", policy, restart_overhead_s=30.0)
         assert found.end_s == pytest.approx(plain.end_s, rel=1e-6)
+
+
+def test_weave_learns_by_what_jobs_ask_for_also_from_a_memory_of_before() -> None:
+    """A live scheduler that begins hands its policy the memory of the one before."""
+    workload, cluster = linear(2, least=1, asks=2, most=8), parse_cluster("2x4")
+    made = create_policy("weave")
+    memory = made.new_memory(workload, cluster)
+    later = create_policy("weave")
+    state = State(workload, cluster, layers=later.max_jobs_per_gpu)
+    progress = Progress(workload, cluster, np.zeros(2), later.sharing(workload))
+    engine = Engine(state, later, progress, Collector(), memory=memory)
+    engine.take_in(0.0, arrived=range(2))
+    engine.decide(0.0)
+    assert later.inner.of_class is not None
+    assert later.inner.of_class.tolist() == made.inner.of_class.tolist()
 
 
 def test_stage_times_hold_at_the_size_that_they_were_measured_at() -> None:
