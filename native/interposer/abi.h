@@ -22,6 +22,8 @@ typedef struct CUevent_st *CUevent;
 typedef struct CUgraph_st *CUgraph;
 typedef struct CUgraphNode_st *CUgraphNode;
 typedef struct CUgraphExec_st *CUgraphExec;
+typedef struct CUmemPoolHandle_st *CUmemoryPool;
+typedef unsigned long long CUmemGenericAllocationHandle;
 typedef uint64_t cuuint64_t;
 typedef int CUstreamCaptureMode;
 typedef int CUstreamCaptureStatus;
@@ -40,6 +42,15 @@ typedef struct { /* cuda.h: struct CUlaunchConfig_st */
     void *attrs; /* CUlaunchAttribute[numAttrs], never looked into */
     unsigned numAttrs;
 } CUlaunchConfig;
+
+typedef struct { /* the beginning of cuda.h: struct CUmemAllocationProp_st */
+    int type, requestedHandleTypes;
+    struct {
+        int type, id;
+    } location;
+} CUmemAllocationProp;
+
+#define CU_MEM_LOCATION_TYPE_DEVICE 1
 
 #define CUDA_SUCCESS 0
 #define CUDA_ERROR_INVALID_VALUE 1
@@ -102,6 +113,18 @@ typedef struct { /* cuda.h: struct CUlaunchConfig_st */
 #define P_DEVICE (CUdevice device)
 #define P_COPY (CUdeviceptr to, CUdeviceptr from, size_t bytes)
 #define P_COPY_TO_HOST (void *to, CUdeviceptr from, size_t bytes)
+#define P_MEM_ALLOC (CUdeviceptr *at, size_t bytes)
+#define P_MEM_MANAGED (CUdeviceptr *at, size_t bytes, unsigned flags)
+#define P_MEM_PITCH (CUdeviceptr *at, size_t *pitch, size_t width, size_t height, unsigned element)
+#define P_MEM_ASYNC (CUdeviceptr *at, size_t bytes, CUstream stream)
+#define P_MEM_POOL (CUdeviceptr *at, size_t bytes, CUmemoryPool pool, CUstream stream)
+#define P_MEM_CREATE                                                                                                \
+    (CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,                     \
+     unsigned long long flags)
+#define P_MEM_FREE (CUdeviceptr at)
+#define P_MEM_FREE_ASYNC (CUdeviceptr at, CUstream stream)
+#define P_MEM_RELEASE (CUmemGenericAllocationHandle handle)
+#define P_MEM_INFO (size_t *left, size_t *total)
 #define P_MODULE (CUmodule module)
 #define P_LIBRARY (CUlibrary library)
 

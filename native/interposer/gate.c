@@ -5,6 +5,7 @@
 
 #include "driver.h"
 #include "log.h"
+#include "memory.h"
 
 #include <errno.h>
 #include <locale.h>
@@ -21,6 +22,7 @@
 #define CALM_REAP_NS 500000000u /* and who is not held, as often as that */
 #define QUIET_NS 2000000u    /* a request that has run so long over its prediction has ended unnoticed */
 #define MOST_HOLD_MS 3.6e6
+#define MOST_MIB 1e9
 
 _Atomic int gls_mode;
 _Atomic int gls_captures;
@@ -61,6 +63,7 @@ static void fork_child(void) {
     memcpy(&deciding, &fresh, sizeof fresh);
     atomic_flag_clear(&gls_lock_word);
     gls_measure_reset();
+    gls_memory_forked();
     atomic_store(&gls_captures, 0);
     struct gls_process *p = &gls_process;
     p->map.slot = -1; /* the slot is the parent's: only our copy of the open file goes */
@@ -118,6 +121,7 @@ static int mode_from_environment(void) {
     gl_params_default(&p->params, id);
     p->params.max_hold_ns = (uint64_t)(number("GPULOOM_SHARE_MAX_HOLD_MS", 100, MOST_HOLD_MS) * 1e6);
     p->warm_up = (uint32_t)number("GPULOOM_SHARE_WARM_UP", 0, UINT32_MAX);
+    gls_memory_bound(number("GPULOOM_SHARE_MEMORY_MIB", 0, MOST_MIB));
     p->map = (struct gls_map){.fd = -1, .slot = -1};
     static bool prepared; /* a fork while the profile is read leaves the child to decide anew */
     if (!prepared) pthread_atfork(NULL, NULL, fork_child);

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "driver.h"
 #include "log.h"
+#include "memory.h"
 #include "process.h"
 
 #include <string.h>
@@ -272,7 +273,87 @@ static void context_gone(CUcontext context, uint64_t before) {
     atomic_fetch_add(&gls_process.generation, 1);
     forget_kernels();
     gls_measure_forget(context);
+    gls_memory_context_gone(context);
     if (own) gls_waited(0, before);
+}
+
+static CUcontext current(void) {
+    CUcontext context = NULL;
+    return gls_own.context && gls_own.context(&context) == CUDA_SUCCESS ? context : NULL;
+}
+
+/* Allocations: within the bound, where there is one. A driver may allocate by way of another of its functions. */
+#define WITHIN(asked, got, kind, name, call)                                                                        \
+    if (gls_self.inside || !gls_memory_has_bound()) return call;                                                    \
+    size_t kept = (asked);                                                                                          \
+    if (!gls_memory_takes(kept)) return CUDA_ERROR_OUT_OF_MEMORY;                                                   \
+    gls_self.inside++;                                                                                              \
+    CUresult result = call;                                                                                         \
+    gls_self.inside--;                                                                                              \
+    bool made = result == CUDA_SUCCESS;                                                                             \
+    const void *where = made && (kind) == GLS_POINTER ? current() : NULL;                                           \
+    gls_memory_taken(kind, made ? (uint64_t)(name) : 0, kept, made ? (got) : 0, where);                             \
+    return result
+
+FAMILY(mem_alloc, P_MEM_ALLOC, CUdeviceptr *at, size_t bytes) {
+    UNUSED;
+    WITHIN(bytes, bytes, GLS_POINTER, *at, real(at, bytes));
+}
+FAMILY(mem_managed, P_MEM_MANAGED, CUdeviceptr *at, size_t bytes, unsigned flags) {
+    UNUSED;
+    WITHIN(bytes, bytes, GLS_POINTER, *at, real(at, bytes, flags));
+}
+FAMILY(mem_async, P_MEM_ASYNC, CUdeviceptr *at, size_t bytes, CUstream stream) {
+    UNUSED;
+    WITHIN(bytes, bytes, GLS_POINTER, *at, real(at, bytes, stream));
+}
+FAMILY(mem_pool, P_MEM_POOL, CUdeviceptr *at, size_t bytes, CUmemoryPool pool, CUstream stream) {
+    UNUSED;
+    WITHIN(bytes, bytes, GLS_POINTER, *at, real(at, bytes, pool, stream));
+}
+
+/* How long a row becomes the driver says afterwards; until then it counts as if rows began at multiples of 512. */
+FAMILY(mem_pitch, P_MEM_PITCH, CUdeviceptr *at, size_t *pitch, size_t width, size_t height, unsigned element) {
+    UNUSED;
+    size_t row = (width + 511) / 512 * 512, most;
+    if (__builtin_mul_overflow(row, height, &most)) most = SIZE_MAX;
+    WITHIN(most, *pitch * height, GLS_POINTER, *at, real(at, pitch, width, height, element));
+}
+
+FAMILY(mem_create, P_MEM_CREATE, CUmemGenericAllocationHandle *handle, size_t bytes,
+       const CUmemAllocationProp *properties, unsigned long long flags) {
+    UNUSED;
+    if (!properties || properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+        return real(handle, bytes, properties, flags); /* main memory */
+    WITHIN(bytes, bytes, GLS_ALLOCATION, *handle, real(handle, bytes, properties, flags));
+}
+
+/* Taken out of the books first: once it is free another thread may be given the same address. */
+#define FREES(kind, name, call)                                                                                     \
+    if (gls_self.inside || !gls_memory_has_bound()) return call;                                                    \
+    const void *where = NULL;                                                                                       \
+    size_t bytes = gls_memory_freed(kind, name, &where);                                                            \
+    CUresult result = call;                                                                                         \
+    if (result != CUDA_SUCCESS && bytes) gls_memory_taken(kind, name, 0, bytes, where);                                 \
+    return result
+
+FAMILY(mem_free, P_MEM_FREE, CUdeviceptr at) {
+    UNUSED;
+    FREES(GLS_POINTER, at, real(at));
+}
+FAMILY(mem_free_async, P_MEM_FREE_ASYNC, CUdeviceptr at, CUstream stream) {
+    UNUSED;
+    FREES(GLS_POINTER, at, real(at, stream));
+}
+FAMILY(mem_release, P_MEM_RELEASE, CUmemGenericAllocationHandle handle) {
+    UNUSED;
+    FREES(GLS_ALLOCATION, handle, real(handle));
+}
+FAMILY(mem_info, P_MEM_INFO, size_t *left, size_t *total) {
+    UNUSED;
+    CUresult result = real(left, total);
+    if (result == CUDA_SUCCESS) gls_memory_seen(left, total);
+    return result;
 }
 
 FAMILY(context_destroy, P_CONTEXT, CUcontext context) {

@@ -240,6 +240,25 @@ class TestOnGpus:
             assert executor.requests[f"{service}.1"].argv == ("train",)
             assert "GPULOOM_SHARE=off" in live.service.status()["sharing"]["text"]
 
+    def test_each_is_held_to_the_memory_that_it_asks_for(self, tmp_path: Path, gpus: Nvml, driver: Path) -> None:
+        """As on a user's machine, with the fake driver: the job's own words reach the shim."""
+        from gpuloom.executors.local import LocalExecutor
+
+        program = str(built("plain").program("memory"))
+        common = {"command": [program, *["alloc", "a", "600", "info", "alloc", "b", "600", "alloc", "c", "400"]]}
+        executor = LocalExecutor(tmp_path / "home", cgroups="off")
+        with living(tmp_path / "home", executor, slots=None, nvml=gpus) as live:  # type: ignore[arg-type]
+            env = {"FAKE_STATE": str(tmp_path / "gpu"), "LD_LIBRARY_PATH": str(built("plain").fake.parent)}
+            more = {**env, "GPULOOM_SHARE_MEMORY_MIB": "99999"}
+            jobs = [live.submit(**{**how, **common}, gpu_memory="1GiB", env=more) for how in (SERVICE, TRAINING)]
+            alone = live.submit(**common, gpu_memory="1GiB", env=env)
+            live.until(lambda: live.state(*jobs, alone) == ["finished"] * 3, timeout_s=60)
+            logs = [Path(live.service.show(job)["log"]).read_text() for job in (*jobs, alone)]
+            for log in logs[:2]:
+                assert "this program may have 1024 MiB (gpu_memory), has 600 and asked for 600 more" in log
+                assert [line for line in log.splitlines() if line[0].isdigit()] == ["0", "424 1024", "2", "0"]
+            assert "out of GPU memory" not in logs[2], "who shares with nobody has all of it"
+
     def test_two_real_programs_meet_on_the_gpu(
         self, tmp_path: Path, gpus: Nvml, driver: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -117,7 +117,7 @@ def test_a_driver_without_a_function_and_a_driver_that_is_missing(stage: Stage, 
     """No crash: CUDA_ERROR_NOT_FOUND for a function the driver lacks, CUDA_ERROR_STUB_LIBRARY without a driver."""
     code = (
         "import ctypes; cuda = ctypes.CDLL('libcuda.so.1')\n"
-        "print(cuda.cuMemGetInfo_v2(None, None), cuda.cuInit(0), cuda.cuLaunchKernelEx(None, None, None, None))"
+        "print(cuda.cuMemPoolTrimTo(None, None), cuda.cuInit(0), cuda.cuLaunchKernelEx(None, None, None, None))"
     )
     lacking = stage.python("high", code).split()
     assert lacking[:2] == ["500", "0"]

@@ -58,6 +58,7 @@ def test_what_run_refuses(option: str, value: Any, said: str, tmp_path: Path, mo
         (["--gpu", "3", "--name", "n"], Path("/d.so"), None, "", {"SHIM": "high /d.so n", "CUDA_VISIBLE_DEVICES": "3"}),
         (["--mps"], Path("/d.so"), None, "gpuloom: without MPS: nvidia-cuda-mps-control or nvidia-cuda-mps-server is "
          "not on the PATH\n", {"SHIM": "high /d.so "}),
+        (["--gpu-memory", "2GiB"], Path("/d.so"), None, "", {"SHIM": "high /d.so 2048"}),
         (["--mps"], Path("/d.so"), "/c", "gpuloom: without MPS: give one GPU (--gpu)\n", {"SHIM": "high /d.so "}),
         (["--no-mps", "--gpu", "3"], Path("/d.so"), "/c", "", {"SHIM": "high /d.so ", "CUDA_VISIBLE_DEVICES": "3"}),
         ([], None, None, "gpuloom: not shared: no NVIDIA driver (libcuda.so.1) was found; set GPULOOM_SHARE_DRIVER to "
@@ -80,7 +81,10 @@ def test_where_it_runs(
     monkeypatch.setattr(
         share_run.shim,
         "program_environment",
-        lambda settings, base, **how: {**base, "SHIM": f"{settings.klass} {how['driver']} {settings.name}"},
+        lambda settings, base, **how: {
+            **base,
+            "SHIM": f"{settings.klass} {how['driver']} {settings.name}{settings.memory_mib or ''}",
+        },
     )
     monkeypatch.setattr(share_run.build, "shim_path", lambda driver: Path("/shim.so"))
     monkeypatch.setattr(share_run.mps, "control", lambda: control)

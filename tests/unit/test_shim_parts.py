@@ -170,6 +170,8 @@ def test_variables_of_a_program(tmp_path: Path) -> None:
         "GPULOOM_SHARE_LOG": "/l",
     }
     assert made(ShimSettings("high", max_hold_s=0.0))["GPULOOM_SHARE_MAX_HOLD_MS"] == "0"
+    assert made(ShimSettings("high", memory_mib=512))[attach.MEMORY] == "512"
+    assert made(ShimSettings("high"), **{attach.MEMORY: "256"})[attach.MEMORY] == "256", "as the scheduler has set it"
 
 
 def elf(*symbols: tuple[str, int, int, int], dynamic: int = 11) -> bytes:

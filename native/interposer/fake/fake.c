@@ -372,7 +372,24 @@ API cuMemAlloc_v2(CUdeviceptr *at, size_t bytes) {
     NEED_CONTEXT;
     return *at = (CUdeviceptr)(uintptr_t)calloc(1, bytes), *at ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
-API cuMemFree_v2(CUdeviceptr at) { return free((void *)(uintptr_t)at), CUDA_SUCCESS; }
+API cuMemFree_v2(CUdeviceptr at) {
+    if (at == 1) return CUDA_ERROR_INVALID_VALUE; /* of nobody's */
+    return free((void *)(uintptr_t)at), CUDA_SUCCESS;
+}
+API cuMemAllocManaged P_MEM_MANAGED { return (void)flags, cuMemAlloc_v2(at, bytes); }
+API cuMemAllocPitch_v2 P_MEM_PITCH {
+    *pitch = (width + 255) / 256 * 256 + (element ? 0 : 1);
+    return cuMemAlloc_v2(at, *pitch * height);
+}
+API cuMemAllocAsync P_MEM_ASYNC { return (void)stream, cuMemAlloc_v2(at, bytes); }
+API cuMemAllocAsync_ptsz P_MEM_ASYNC { return (void)stream, cuMemAlloc_v2(at, bytes); }
+API cuMemAllocFromPoolAsync P_MEM_POOL { return (void)pool, (void)stream, cuMemAlloc_v2(at, bytes); }
+API cuMemAllocFromPoolAsync_ptsz P_MEM_POOL { return (void)pool, (void)stream, cuMemAlloc_v2(at, bytes); }
+API cuMemFreeAsync P_MEM_FREE_ASYNC { return (void)stream, cuMemFree_v2(at); }
+API cuMemFreeAsync_ptsz P_MEM_FREE_ASYNC { return (void)stream, cuMemFree_v2(at); }
+API cuMemCreate P_MEM_CREATE { return (void)properties, (void)flags, cuMemAlloc_v2(handle, bytes); }
+API cuMemRelease P_MEM_RELEASE { return cuMemFree_v2(handle); }
+API cuMemGetInfo_v2 P_MEM_INFO { return *left = 60ull << 30, *total = 80ull << 30, CUDA_SUCCESS; }
 API cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes) {
     return memcpy((void *)(uintptr_t)to, from, bytes), CUDA_SUCCESS;
 }
@@ -434,6 +451,8 @@ static const struct entry entries[] = {
     {"cuModuleLoadData", (void *)cuModuleLoadData, 2000, false},
     {"cuModuleGetFunction", (void *)cuModuleGetFunction, 2000, false},
     {"cuMemAlloc", (void *)cuMemAlloc_v2, 3020, false},
+    {"cuMemFree", (void *)cuMemFree_v2, 3020, false},
+    {"cuMemGetInfo", (void *)cuMemGetInfo_v2, 3020, false},
 };
 
 /* The same, at another address. */

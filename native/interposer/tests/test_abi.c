@@ -16,11 +16,12 @@ enum {
     nv_active = CU_STREAM_CAPTURE_STATUS_ACTIVE, nv_default = CU_GET_PROC_ADDRESS_DEFAULT,
     nv_legacy = CU_GET_PROC_ADDRESS_LEGACY_STREAM, nv_ptsz = CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM,
     nv_ok = CU_GET_PROC_ADDRESS_SUCCESS, nv_no_symbol = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND,
-    nv_old = CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
+    nv_old = CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT, nv_on_device = CU_MEM_LOCATION_TYPE_DEVICE
 };
 enum { nv_legacy_stream = (int)(size_t)CU_STREAM_LEGACY, nv_per_thread_stream = (int)(size_t)CU_STREAM_PER_THREAD };
 typedef struct CUlaunchConfig_st nv_config;
 typedef struct CUuuid_st nv_uuid;
+typedef struct CUmemAllocationProp_st nv_properties;
 #undef CU_STREAM_LEGACY
 #undef CU_STREAM_PER_THREAD
 /* From here to the #undefs the plain names are abi.h's. */
@@ -33,6 +34,7 @@ typedef struct CUuuid_st nv_uuid;
 #define CUdevice_attribute our_CUdevice_attribute
 #define CUuuid our_CUuuid
 #define CUlaunchConfig our_CUlaunchConfig
+#define CUmemAllocationProp our_CUmemAllocationProp
 #define cuuint64_t our_uint64
 #include "../abi.h"
 
@@ -63,6 +65,10 @@ SAME(nv_ptsz, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM);
 SAME(nv_ok, CU_GET_PROC_ADDRESS_SUCCESS);
 SAME(nv_no_symbol, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
 SAME(nv_old, CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT);
+SAME(nv_on_device, CU_MEM_LOCATION_TYPE_DEVICE);
+SAME(offsetof(nv_properties, location.type), offsetof(CUmemAllocationProp, location.type));
+SAME(sizeof((nv_properties){0}.location.type), sizeof((CUmemAllocationProp){0}.location.type));
+#undef CUmemAllocationProp
 #undef CUresult
 #undef CUdevice
 #undef CUdeviceptr
@@ -126,6 +132,16 @@ SIGNATURE(cuCtxPushCurrent_v2, P_CONTEXT); /* cuda.h of CUDA 12 has no cuCtxSync
 SIGNATURE(cuStreamBeginCapture, P_STREAM);
 SIGNATURE(cuMemcpyDtoH_v2, P_COPY_TO_HOST);
 SIGNATURE(cuMemcpy, P_COPY);
+SIGNATURE(cuMemAlloc_v2, P_MEM_ALLOC);
+SIGNATURE(cuMemAllocManaged, P_MEM_MANAGED);
+SIGNATURE(cuMemAllocPitch_v2, P_MEM_PITCH);
+SIGNATURE(cuMemAllocAsync, P_MEM_ASYNC);
+SIGNATURE(cuMemAllocFromPoolAsync, P_MEM_POOL);
+SIGNATURE(cuMemCreate, P_MEM_CREATE);
+SIGNATURE(cuMemFree_v2, P_MEM_FREE);
+SIGNATURE(cuMemFreeAsync, P_MEM_FREE_ASYNC);
+SIGNATURE(cuMemRelease, P_MEM_RELEASE);
+SIGNATURE(cuMemGetInfo_v2, P_MEM_INFO);
 SIGNATURE(cuStreamDestroy, P_STREAM);
 SIGNATURE(cuStreamDestroy_v2, P_STREAM);
 SIGNATURE(cuCtxDestroy, P_CONTEXT);

@@ -96,7 +96,12 @@ OPTIONS = (
         metavar="MODEL=X,…",
         help="How fast the job is on GPU models, as ratios or it/s (V100=4,K80=1) [measured].",
     ),
-    click.option("--gpu-memory", type=Memory(), metavar="SIZE", help="Memory that the job needs on each GPU (12GiB)."),
+    click.option(
+        "--gpu-memory",
+        type=Memory(),
+        metavar="SIZE",
+        help="Memory that the job needs on each GPU (12GiB); no more, if it shares it.",
+    ),
     click.option(
         "--cpus", type=click.FloatRange(0, min_open=True), metavar="N", help="CPU cores that the job may use."
     ),

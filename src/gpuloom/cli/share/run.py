@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from gpuloom.cli.groups import Choice
+from gpuloom.cli.live import Memory
 from gpuloom.cli.run_options import Duration
 from gpuloom.cli.share.attending import attend, end_as, replace
 from gpuloom.core.errors import InputError
@@ -42,6 +43,13 @@ GPU = re.compile(r"[0-9]{1,4}|(GPU|MIG)-[0-9A-Za-z/-]+")
 @click.option(
     "--max-hold", "max_hold_s", type=Duration(), metavar="TIME", help="Longest time a launch is held.  [default: 0.1]"
 )
+@click.option(
+    "--gpu-memory",
+    "memory_mib",
+    type=Memory(),
+    metavar="SIZE",
+    help="GPU memory that it may have (8GiB): what would pass it is out of memory.  [default: all there is]",
+)
 @click.option("--profile", metavar="NAME|FILE", help="Profile of its kernels: a stored one, or a file.")
 @click.option(
     "--profile-if-there", is_flag=True, help="Run without the profile, with a warning, where it can't be read."
@@ -70,6 +78,7 @@ def run(
     gpu: str | None,
     rule: str | None,
     max_hold_s: float | None,
+    memory_mib: int | None,
     profile: str | None,
     profile_if_there: bool,
     take_profile: Path | None,
@@ -94,7 +103,7 @@ def run(
         raise click.UsageError("give --class, or what determines the class: --task-type, --importance, --real-time")
     chosen = job_class(klass, task_type, importance, real_time=real_time)
     check(gpu, max_hold_s, name, log)
-    settings = shim.ShimSettings(chosen, gpu or "", name or "", rule or "", max_hold_s, log=log)
+    settings = shim.ShimSettings(chosen, gpu or "", name or "", rule or "", max_hold_s, log=log, memory_mib=memory_mib)
     text = ""
     if profile is not None:
         from gpuloom.sharing.table import table_of, write_table

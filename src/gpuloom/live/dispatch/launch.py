@@ -14,6 +14,7 @@ from gpuloom.executors.recognise import launcher_for, once_per_gpu
 from gpuloom.live.dispatch.ports import port_of
 from gpuloom.live.dispatch.slurm_env import slurm_variables
 from gpuloom.sharing.job_profile import job_profile
+from gpuloom.sharing.shim.attach import MEMORY
 
 
 def run_specs(
@@ -112,6 +113,8 @@ def _member(
     if spec.slurm_env:
         cwd = spec.workdir or env.get("HOME") or os.environ.get("HOME") or "/"
         env |= slurm_variables(job, attempt, node, rank, cwd)
+    if spec.sharing_class and spec.gpu_memory is not None:
+        env[MEMORY] = str(spec.gpu_memory)
     return RunSpec(
         run=attempt.runs[rank],
         command=spec.command,

@@ -201,7 +201,9 @@ class JobSpec(BaseModel):
         "job ends with it.",
     )
     gpu_types: Words = Field(default_factory=list, description="Acceptable GPU models, best first; none: any.")
-    gpu_memory: Mib | None = Field(None, description="Memory that the job needs on each GPU.")
+    gpu_memory: Mib | None = Field(
+        None, description="Memory that the job needs on each GPU; one that shares its GPU has no more."
+    )
     cpus: float | None = Field(
         None,
         strict=True,

@@ -23,6 +23,8 @@ PLACES = (
     "/usr/local/nvidia/lib", "/usr/lib/wsl/lib", "/run/opengl-driver/lib", "/usr/lib/x86_64-linux-gnu/nvidia/current",
     "/usr/lib64/nvidia", "/usr/local/cuda/compat",
 )  # fmt: skip
+MEMORY = "GPULOOM_SHARE_MEMORY_MIB"
+"""The GPU memory that a program may have, by the driver's calls: the shim lets it have no more."""
 NVIDIA_PARAMETERS = Path("/proc/driver/nvidia/params")
 
 
@@ -130,6 +132,7 @@ class ShimSettings:
     max_hold_s: float | None = None
     profile: Path | None = None
     log: Path | None = None
+    memory_mib: int | None = None
 
 
 def program_environment(
@@ -151,6 +154,8 @@ def program_environment(
         made["GPULOOM_SHARE_RULE"] = settings.rule
     if settings.max_hold_s is not None:
         made["GPULOOM_SHARE_MAX_HOLD_MS"] = f"{settings.max_hold_s * 1000:g}"
+    if settings.memory_mib is not None:
+        made[MEMORY] = str(settings.memory_mib)
     if settings.profile is not None:
         made["GPULOOM_SHARE_PROFILE"] = str(settings.profile.absolute())
     if settings.log is not None:

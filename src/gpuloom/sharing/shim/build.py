@@ -25,12 +25,12 @@ from gpuloom.sharing.shim.compiler import (
 from gpuloom.sharing.shim.compiler import source_folder as folder_with
 
 C_SOURCES = (
-    "shim.c", "gate.c", "track.c", "measure.c", "kernels.c", "profile.c", "driver.c", "log.c", "shm.c", "admission.c",
-    "stubs.S",
+    "shim.c", "gate.c", "track.c", "measure.c", "memory.c", "kernels.c", "profile.c", "driver.c", "log.c", "shm.c",
+    "admission.c", "stubs.S",
 )  # fmt: skip
 HEADERS = (
-    "abi.h", "admission.h", "driver.h", "gate.h", "kernels.h", "log.h", "process.h", "profile.h", "shm.h", "hooks.def",
-    "symbols.def", "shim.map",
+    "abi.h", "admission.h", "driver.h", "gate.h", "kernels.h", "log.h", "memory.h", "process.h", "profile.h", "shm.h",
+    "hooks.def", "symbols.def", "shim.map",
 )  # fmt: skip
 FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden")
 MACHINES = ("x86_64", "aarch64")
