@@ -15,6 +15,9 @@ from gpuloom.core.state import State
 from gpuloom.core.sums import sum_floats
 from gpuloom.placement.shapes import Shapes, shapes_of
 
+_WHOLE, _NUMBER = (int, np.integer), (int, float, np.number)
+"""What job numbers and times may be; to ask for the plain type first is faster."""
+
 
 def checked_answer(answer: Any) -> tuple[Decision, Any]:
     """What `decide` has returned, if it has the form that it must have. Raises PlanError."""
@@ -23,7 +26,7 @@ def checked_answer(answer: Any) -> tuple[Decision, Any]:
         raise PlanError(f"decide must return (Decision, memory), but returned {what}")
     if answer[0] is not NOTHING:
         wake_s = answer[0].wake_at_s
-        if not isinstance(wake_s, int | float | np.number) or math.isnan(wake_s):
+        if (type(wake_s) is not float and not isinstance(wake_s, _NUMBER)) or math.isnan(wake_s):
             raise PlanError(f"wake_at_s must be a time in seconds, but is {wake_s!r}")
     return answer
 
@@ -80,7 +83,7 @@ class PlanCheck:
             if not isinstance(placement, Placement):
                 raise PlanError(f"the plan gives job {job!r} a {type(placement).__name__}, and not a Placement")
         for job in (*decision.wait, *decision.run):
-            if not isinstance(job, int | np.integer) or isinstance(job, bool):
+            if type(job) is not int and (not isinstance(job, _WHOLE) or isinstance(job, bool)):
                 raise PlanError(f"the plan names {job!r}, which is not a job number")
             if not 0 <= job < jobs:
                 raise PlanError(f"the plan names job {job}; there are jobs 0 to {jobs - 1}")

@@ -147,8 +147,9 @@ class Engine:
         snapshot.now_s, snapshot.may_preempt = now_s, may_preempt
         snapshot.arrived, snapshot.finished, snapshot.evicted = self._arrived, self._finished, self._evicted
         snapshot.resized = self._resized
-        snapshot.nodes_down = [node for node in self._changed if node in self.state.down]
-        snapshot.nodes_up = [node for node in self._changed if node not in self.state.down]
+        changed, down = self._changed, self.state.down
+        snapshot.nodes_down = [node for node in changed if node in down] if changed else []
+        snapshot.nodes_up = [node for node in changed if node not in down] if changed else []
         decision, self.memory = checked_answer(self.policy.decide(snapshot, self.memory))
         if self._arrived:
             self._arrived = []

@@ -47,11 +47,10 @@ class Upgrading(Policy):
             tell: called with each job that moves, and where to: for books that the policy keeps.
             in_order: GPUs that are free while jobs wait are kept for the first of these, and do not stand idle.
         """
-        if not self.values[UPGRADE.name]:
-            return decision
-        upgrades = self._upgrades
-        if upgrades is None or upgrades.workload is not snapshot.workload or upgrades.cluster is not snapshot.cluster:
-            workload, cluster = snapshot.workload, snapshot.cluster
+        upgrades, workload, cluster = self._upgrades, snapshot.workload, snapshot.cluster
+        if upgrades is None or upgrades.workload is not workload or upgrades.cluster is not cluster:
+            if not self.values[UPGRADE.name]:
+                return decision
             sharing = self.sharing(workload)
             self._upgrades = upgrades = Upgrades(workload, cluster, known=self.knows_ends, sharing=sharing)
         if not upgrades.possible or not (snapshot.placements or decision.run):
