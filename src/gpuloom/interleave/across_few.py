@@ -97,30 +97,46 @@ class Few:
         return found
 
     def _trades_of(self, one: int, two: int, least: float, found: list[_Change]) -> None:
+        """`_joined` stands here in place of calls: nothing is done as often."""
         mine, theirs = self._seats[one], self._seats[two]
         here, there, value, other = self._pools[one], self._pools[two], self._now[one], self._now[two]
         # Of a group's empty seats one is enough: the others would be next, when the group has changed.
         first, second = one * self._size, two * self._size
         room = self._rooms[one]
         if room is not None:
+            rest, row, added = room
             for place, (column, worth, _, left, _, _) in enumerate(theirs):
-                gain = _joined(*room, column, worth[here]) + left - value - other
-                if gain > least:
-                    found.append((-gain, first + len(mine), second + place))
+                if (comes := worth[here]) > 0.0:
+                    grown = (
+                        (rest + comes) * row[column] if added is None else rest * row[column] + comes * added[column]
+                    )
+                    if (gain := grown + left - value - other) > least:
+                        found.append((-gain, first + len(mine), second + place))
         room = self._rooms[two]
         if room is not None:
+            rest, row, added = room
             for place, (column, worth, _, left, _, _) in enumerate(mine):
-                gain = left + _joined(*room, column, worth[there]) - value - other
-                if gain > least:
-                    found.append((-gain, first + place, second + len(theirs)))
+                if (comes := worth[there]) > 0.0:
+                    grown = (
+                        (rest + comes) * row[column] if added is None else rest * row[column] + comes * added[column]
+                    )
+                    if (gain := left + grown - value - other) > least:
+                        found.append((-gain, first + place, second + len(theirs)))
         if here == there and len(mine) == 1 == len(theirs):
             return  # they may change places as they like
         for place, (column, worth, rest, _, row, added) in enumerate(mine):
-            for their_place, (their_column, their_worth, their_rest, _, their_row, their_added) in enumerate(theirs):
-                comes, goes = their_worth[here], worth[there]
-                if comes > 0.0 and goes > 0.0:
-                    gain = _joined(rest, row, added, their_column, comes)
-                    gain = gain + _joined(their_rest, their_row, their_added, column, goes) - value - other
+            if (goes := worth[there]) <= 0.0:
+                continue
+            for their_place, (other_column, other_worth, other_rest, _, other_row, other_added) in enumerate(theirs):
+                if (comes := other_worth[here]) > 0.0:
+                    if added is None:
+                        gain = (rest + comes) * row[other_column]
+                    else:
+                        gain = rest * row[other_column] + comes * added[other_column]
+                    if other_added is None:
+                        gain = gain + (other_rest + goes) * other_row[column] - value - other
+                    else:
+                        gain = gain + (other_rest * other_row[column] + goes * other_added[column]) - value - other
                     if gain > least:
                         found.append((-gain, first + place, second + their_place))
 
