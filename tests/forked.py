@@ -35,6 +35,7 @@ _NEEDED = (
     "gpuloom.cli.control",
     "gpuloom.cli.db",
     "gpuloom.cli.jobs",
+    "gpuloom.cli.show",
     "gpuloom.cli.node.group",
     "gpuloom.cli.node.join",
     "gpuloom.client",

@@ -22,8 +22,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fake_views import attempt, record
-from gpuloom.cli import jobs as jobs_cli
 from gpuloom.cli.bars import bars, binned
+from gpuloom.cli.job_groups import beside
 from gpuloom.cli.live import Moment, ago, plain, runs_of, short
 from gpuloom.cli.main import cli
 from gpuloom.client import Client, ConflictError, NotFoundError, RequestError, WaitTimeoutError
@@ -254,8 +254,8 @@ def test_wide_letters_keep_columns_in_line(api: Api) -> None:
 
 def test_words_of_what_happened_before() -> None:
     from gpuloom.cli.events import _data_text
-    from gpuloom.cli.jobs import _outcome
     from gpuloom.cli.live_tables import short_reason
+    from gpuloom.cli.show import _outcome
 
     waits = Reason("gpus", "It needs 2 GPUs and 0 are free.")
     again = record(attempts=1, reason=EndReason.PREEMPTED)
@@ -643,8 +643,8 @@ def test_groups_are_listed(api: Api) -> None:
     assert "together on node0:0,1;node1:3: jobs 1 (0.80), 2, measured gain 1.71" in run("top", "--once").stdout
     assert told("top", "--once")["groups"] == api.service.groups_now
     assert "give it alone" in run("ls", "--groups", "--all", code=2).stderr
-    assert jobs_cli._beside({"group": group}, 1)[1:] == [("expected", "75% of its speed alone (stage times)")]  # type: ignore[typeddict-item]
-    assert len(jobs_cli._beside({"group": group}, 2)) == 1  # type: ignore[typeddict-item]
+    assert beside({"group": group}, 1)[1:] == [("expected", "75% of its speed alone (stage times)")]  # type: ignore[typeddict-item]
+    assert len(beside({"group": group}, 2)) == 1  # type: ignore[typeddict-item]
 
 
 def test_policy_show(api: Api) -> None:

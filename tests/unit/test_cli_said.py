@@ -10,7 +10,7 @@ from typing import Any
 import click
 import pytest
 
-from gpuloom.cli import control, jobs, live, live_tables
+from gpuloom.cli import control, jobs, live, live_tables, show
 from gpuloom.cli.live_tables import Column, ended_words, left_words, predicted_end, progress_of, short_reason
 from gpuloom.core.errors import InputError
 from gpuloom.core.spec import Spec
@@ -359,7 +359,7 @@ def test_jobs_over_the_limit_are_counted_by_state() -> None:
     ],
 )  # fmt: skip
 def test_what_a_job_asks_for(fields: dict[str, Any], said: str) -> None:
-    assert jobs._requests(Spec(("a",), **fields)) == said
+    assert show._requests(Spec(("a",), **fields)) == said
 
 
 RUN: dict[str, Any] = {
@@ -383,7 +383,7 @@ RUN: dict[str, Any] = {
 )
 def test_how_an_attempt_ended(fields: dict[str, Any], said: str) -> None:
     run: Any = {**RUN, **fields}
-    cells = {c.title: c.cell(run) for c in jobs.ATTEMPT_COLUMNS}
+    cells = {c.title: c.cell(run) for c in show.ATTEMPT_COLUMNS}
     assert cells["how it ended"] == said
     assert (cells["attempt"], cells["peak MiB"]) == ("2", "2,048")
     assert cells["held GPUs"] == ("" if fields.get("ended_s", 1) is None else "1m 10s")
@@ -422,7 +422,7 @@ def shown(capsys: pytest.CaptureFixture[str], spec: Any, runs: list[Any], **fiel
         "group": fields.pop("group", None),
         "launcher": fields.pop("launcher", None),
     }
-    jobs._show(found)
+    show._show(found)
     lines = capsys.readouterr().out.splitlines()
     return {line[:15].rstrip(" :"): line[15:] for line in lines}
 
@@ -459,7 +459,7 @@ def test_the_resizes_of_a_job_and_what_they_cost(capsys: pytest.CaptureFixture[s
         "cost_usd": None,
         "makes_way": None,
     }
-    jobs._show(found | {"resizes": [{**one, **paid}, {**one, **unpaid}], "suspensions": []})
+    show._show(found | {"resizes": [{**one, **paid}, {**one, **unpaid}], "suspensions": []})
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[-3:] == [
         "attempt replicas resized stood still steps lost why",
@@ -487,7 +487,7 @@ def test_when_a_job_was_suspended_and_when_not(capsys: pytest.CaptureFixture[str
         "cost_usd": None,
         "makes_way": None,
     }
-    jobs._show(found | {"log": "", "resizes": [], "suspensions": [tried, never, away, ended], "makes_way": how})
+    show._show(found | {"log": "", "resizes": [], "suspensions": [tried, never, away, ended], "makes_way": how})
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "if preempted: it has its notice and ends, as its program was not rehearsed yet" in lines
     assert lines[-5:] == [

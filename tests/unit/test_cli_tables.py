@@ -12,7 +12,6 @@ import pytest
 from rich.console import Console
 
 from fake_service import FakeService
-from gpuloom.cli.jobs import ATTEMPT_COLUMNS
 from gpuloom.cli.live_tables import (
     GPU_COLUMNS,
     JOB_COLUMNS,
@@ -22,6 +21,7 @@ from gpuloom.cli.live_tables import (
     rate_columns,
     rich_table,
 )
+from gpuloom.cli.show import ATTEMPT_COLUMNS
 from gpuloom.live.submission.spec import job_spec
 
 USAGE = {

@@ -13,8 +13,8 @@ from builders import jobs
 from gpuloom.cli.demo.replay import Compared, Replay
 from gpuloom.cli.demo.view import result_lines
 from gpuloom.cli.events import _data_text
-from gpuloom.cli.jobs import _outcome
 from gpuloom.cli.main import cli
+from gpuloom.cli.show import _outcome
 from gpuloom.core.words import plural
 from gpuloom.policies.registry import create_policy
 from gpuloom.report.metrics import facts

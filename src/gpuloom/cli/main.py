@@ -23,7 +23,7 @@ SECTIONS: dict[str, Commands] = {
         "status": ("gpuloom.cli.service", "Show the scheduler: pid, URL, store, executor."),
         "submit": ("gpuloom.cli.submit", "Submit a command, a script, or the jobs of a YAML file."),
         "ls": ("gpuloom.cli.jobs", "List jobs."),
-        "show": ("gpuloom.cli.jobs", "Show all that is known about a job."),
+        "show": ("gpuloom.cli.show", "Show all that is known about a job."),
         "logs": ("gpuloom.cli.logs", "Print or follow what a job writes."),
         "why": ("gpuloom.cli.why", "Explain why a job waits, and when it will start."),
         "wait": ("gpuloom.cli.jobs", "Wait for jobs to end."),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypedDict
 import click
 
 from gpuloom.cli.control import SO_ALREADY, act_on_arrays, report, split_large_arrays
-from gpuloom.cli.jobs import where_of
+from gpuloom.cli.job_groups import where_of
 from gpuloom.cli.live import JOBS_HELP, connect, live_options, numbers, plain
 from gpuloom.cli.live_tables import busy_gpus, gpu_columns, is_slots, rate_columns, troubles
 from gpuloom.cli.run_options import Duration
