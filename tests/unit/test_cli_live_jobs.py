@@ -581,6 +581,15 @@ def test_events_are_followed(api: Api) -> None:
         assert process.wait(20) == 0
     assert (first["type"], second["type"]) == ("attempt.ended", "job.held")
     assert second["id"] == first["id"] + 1
+    command[-2:] = ["--after", str(first["id"] - 1)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
+        assert process.stdout is not None
+        again = [json.loads(process.stdout.readline())["id"] for _ in range(2)]
+        api.service.release([2])
+        again.append(json.loads(process.stdout.readline())["id"])
+        process.send_signal(2)
+        assert process.wait(20) == 0
+    assert again == [first["id"], second["id"], second["id"] + 1], "each once, from there on"
 
 
 def test_usage_and_history(api: Api, tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_a_pod_that_ran_out_of_memory() -> None:
     found = READER.pod(item)
     assert found is not None
     assert (found.phase, found.bound_s, found.began_s, found.ended_s) == (PodPhase.FAILED, AT_S, AT_S, AT_S + 3600)
-    assert (found.exit_code, found.reason, found.over) == (137, "OOMKilled", True)
+    assert (found.exit_code, found.reason, found.over, found.node) == (137, "OOMKilled", True, "n1")
 
 
 def test_a_phase_that_nobody_knows() -> None:
