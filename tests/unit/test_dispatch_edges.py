@@ -33,7 +33,8 @@ from gpuloom.live.planning.chosen import read
 from gpuloom.live.planning.policy_memory import memory_from_bytes, memory_to_bytes
 from gpuloom.live.planning.world import RANK_S, Collector, Memory
 from gpuloom.live.records.work import WorkDone
-from gpuloom.live.submission.spec import Interval, job_spec
+from gpuloom.live.submission.fields import Interval
+from gpuloom.live.submission.spec import job_spec
 from gpuloom.live.views.cluster import status_view
 from gpuloom.live.views.policy import policy_view
 from live_builders import living

@@ -34,8 +34,9 @@ from gpuloom.live.records.fleet import Needs, fleet_of, models_of, open_slots, s
 from gpuloom.live.records.ledger import Ledger
 from gpuloom.live.records.work import WorkDone
 from gpuloom.live.submission.actions import Action, impossible, so_already
+from gpuloom.live.submission.fields import interval
 from gpuloom.live.submission.lookup import JobRecords
-from gpuloom.live.submission.spec import interval, job_spec
+from gpuloom.live.submission.spec import job_spec
 from gpuloom.live.views.jobs import attempt_view, preemptions_of, where
 from gpuloom.store.memory import MemoryStore
 from store_builders import submitted

@@ -29,9 +29,9 @@ from gpuloom.live.store_check import Checked, StoreCheck
 from gpuloom.live.submission.actions import Action
 from gpuloom.live.submission.admission import Admission
 from gpuloom.live.submission.changes import JobChanges
+from gpuloom.live.submission.fields import interval as checked_interval
 from gpuloom.live.submission.lookup import JobRecords
 from gpuloom.live.submission.spec import JobSpec
-from gpuloom.live.submission.spec import interval as checked_interval
 from gpuloom.live.submission.submitting import Submissions
 from gpuloom.live.views.answers import StatusView
 from gpuloom.live.views.cluster import (

@@ -38,8 +38,8 @@ from gpuloom.live.scheduler import Scheduler
 from gpuloom.live.sights import Sights
 from gpuloom.live.steps import Step
 from gpuloom.live.store_check import StoreCheck, examine
-from gpuloom.live.submission.spec import LONGEST_S, SHORTEST_INTERVAL_S
-from gpuloom.live.submission.spec import interval as checked_interval
+from gpuloom.live.submission.fields import LONGEST_S, SHORTEST_INTERVAL_S
+from gpuloom.live.submission.fields import interval as checked_interval
 from gpuloom.policies.registry import parse_policy
 from gpuloom.sharing.start import NO_SHARING, Ability, ability, under_the_shim
 from gpuloom.store.home import Home, take_lock

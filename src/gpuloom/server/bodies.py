@@ -10,7 +10,8 @@ from fastapi import Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gpuloom.bounded.json_text import load_json
-from gpuloom.live.submission.spec import Grace, Interval, JobSpec
+from gpuloom.live.submission.fields import Grace, Interval
+from gpuloom.live.submission.spec import JobSpec
 from gpuloom.server.problems import ProblemError, invalid_body, pointer, told
 
 Body = TypeVar("Body", bound=BaseModel)
