@@ -108,6 +108,7 @@ def test_where_its_gpus_are_free_it_has_them_back_to_save(tmp_path: Path) -> Non
         live.until(lambda: live.state(job) == ["running"])
 
 
+@pytest.mark.slow
 def test_a_frozen_job_has_a_limit_as_well(tmp_path: Path) -> None:
     with living(tmp_path, FakeExecutor(stop_code=None), slots=1, policy="srtf") as live:
         long = live.submit(estimate=1000, on_preempt="freeze", suspend_limit=0.2)
@@ -117,6 +118,7 @@ def test_a_frozen_job_has_a_limit_as_well(tmp_path: Path) -> None:
         assert told(live, long) == "it lay frozen for 0.2s, the longest that it may"
 
 
+@pytest.mark.slow
 def test_the_limit_counts_from_when_it_made_way_for_a_scheduler_that_comes_later_too(tmp_path: Path) -> None:
     executor = killed()
     with living(tmp_path, executor, slots=1, policy="srtf") as live:
@@ -129,6 +131,7 @@ def test_the_limit_counts_from_when_it_made_way_for_a_scheduler_that_comes_later
         assert live.job(long).attempts == 1
 
 
+@pytest.mark.slow
 def test_where_memory_runs_short_the_one_that_would_wait_longest_ends(
     tmp_path: Path, memory: type[Memory], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +158,7 @@ def test_where_memory_runs_short_the_one_that_would_wait_longest_ends(
         assert live.state(high) == ["frozen"]
 
 
+@pytest.mark.slow
 def test_one_that_was_suspended_by_hand_ends_first(
     tmp_path: Path, memory: type[Memory], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +196,7 @@ def test_who_does_not_fit_into_the_nodes_memory_has_its_notice(tmp_path: Path, m
         assert "6,000 MiB" in time_away["why_not"]
 
 
+@pytest.mark.slow
 def test_what_is_on_its_way_into_the_memory_counts(tmp_path: Path, memory: type[Memory]) -> None:
     executor = Suspends()
     executor.freeze = lambda run: None  # type: ignore[method-assign] # it takes its time

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory, mkdtemp
 from unittest import mock
 
 import psutil
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -215,6 +216,7 @@ class Suspending(RuleBasedStateMachine):
         until(lambda: [self.phase(run) for run in there] != before, f"anything to happen to {there}")
 
 
+@pytest.mark.slow
 def test_at_random() -> None:
     run_state_machine_as_test(
         Suspending, settings=settings(max_examples=examples(20), stateful_step_count=20, deadline=None)

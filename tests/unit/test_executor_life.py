@@ -106,7 +106,7 @@ class TestFiles:
         run.moving, run.away_mib = "resume", 12.0
         run.write_state()
         state = {"frozen_s": 3.0, "frozen_since": 98.0, "stopped": True, "moving": "resume", "away_mib": 12.0}
-        tried = {"rehearsing": False, "rehearsed": None, "out_s": 0.0}
+        tried = {"rehearsing": False, "rehearsed": None, "out_s": 0.0, "leaves": False, "refused": ""}
         assert json.loads((tmp_path / "state.json").read_text()) == state | tried
         run.exit = {"exit_code": 1}
         run.write_exit()
