@@ -73,7 +73,7 @@ check: static test ## All that CI runs
 api-check: $(STAMP) ## Send the API 200 requests of each kind that fit its schema or don't (schemathesis)
 	@GPULOOM_API_EXAMPLES=200 $(BIN)/python -m pytest tests/property/test_api_schema.py --timeout 3600
 
-properties: $(STAMP) ## Try sixteen times as many random examples as `test` does, and other ones each time (EXAMPLES=4)
+properties: $(STAMP) ## Try twenty times as many random examples as `test` does, and other ones each time (EXAMPLES=4)
 	@GPULOOM_EXAMPLES=$(or $(EXAMPLES),4) $(BIN)/python -m pytest -n 2 --dist worksteal --timeout 3600 tests/property
 
 format: $(STAMP) ## Put the code in shape

@@ -33,7 +33,7 @@ static void *allocates(void *unused) {
     (void)unused;
     CUdeviceptr at;
     cuCtxSetCurrent(context);
-    for (int i = 0; i < 2000; i++)
+    for (int i = 0; i < 500; i++)
         if (cuMemAlloc_v2(&at, MIB) == CUDA_SUCCESS && cuMemFree_v2(at) != CUDA_SUCCESS) exit(4);
     return NULL;
 }
