@@ -211,7 +211,7 @@ class Machines:
                 _kill(uid, signal.SIGKILL)
             if one.child.poll() is None:
                 continue
-            _kill(uid, signal.SIGKILL)  # what it forked goes with its container
+            _end_all(uid)  # what it forked goes with its container
             one.reader.join()
             one.told = True
             code = one.child.returncode
@@ -387,6 +387,23 @@ def _kill(uid: str, number: int) -> None:
             os.kill(pid, number)
         except ProcessLookupError:
             continue
+
+
+def _end_all(uid: str) -> None:
+    """End the processes of a pod, and wait until they have: one that is being ended still is there for a moment."""
+    while pids := _marked(uid):
+        _kill(uid, signal.SIGKILL)
+        for pid in pids:
+            while not _dead(pid):
+                time.sleep(0.001)
+
+
+def _dead(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
 
 
 def _memory(uid: str) -> float:
