@@ -36,6 +36,12 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> type[Memory]:
     return Memory
 
 
+def leaves(live: Live, memory: type[Memory], mib: float) -> None:
+    """The monitor has looked, and the node has so much left."""
+    memory.mib = mib
+    live.scheduler.post(live.scheduler.planning.stale)
+
+
 def killed(**more: Any) -> Suspends:
     """Of which runs that are told to end die without a word."""
     return Suspends(stop_code=None, **more)
@@ -142,8 +148,7 @@ def test_where_memory_runs_short_the_one_that_would_wait_longest_ends(
         live.until(lambda: live.state(longer, shorter, high) == ["running"] * 3)
         urgent = live.submit(3, estimate=10, priority=9)
         live.until(lambda: live.state(longer, shorter, high) == ["frozen"] * 3)
-        memory.mib = 700.0
-        live.scheduler.post(live.scheduler.planning.stale)
+        leaves(live, memory, 700.0)
         live.until(lambda: live.state(longer) == ["queued"])
         assert live.state(shorter, high) == ["frozen", "frozen"], "one after another"
         assert told(live, longer) == (
@@ -151,7 +156,7 @@ def test_where_memory_runs_short_the_one_that_would_wait_longest_ends(
         )
         live.until(lambda: live.state(shorter) == ["queued"])
         assert live.state(high, urgent) == ["frozen", "running"]
-        memory.mib = PLENTY_MIB
+        leaves(live, memory, PLENTY_MIB)
         time.sleep(0.6)
         live.scheduler.post(live.scheduler.planning.stale)
         live.settle()
@@ -169,8 +174,7 @@ def test_one_that_was_suspended_by_hand_ends_first(
         live.service.suspend([by_hand])
         live.submit(2, estimate=10)
         live.until(lambda: live.state(long, by_hand) == ["frozen"] * 2)
-        memory.mib = 700.0
-        live.scheduler.post(live.scheduler.planning.stale)
+        leaves(live, memory, 700.0)
         live.until(lambda: live.state(by_hand) == ["held"])
         assert live.state(long) == ["frozen"]
 

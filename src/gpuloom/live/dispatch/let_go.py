@@ -58,11 +58,12 @@ class LetGo:
             else:
                 self._dispatch.retry_s = min(self._dispatch.retry_s, due_s)
         for node in sorted({book.attempts[number].nodes[0] for number in self._lie}):
-            self._make_memory(node, now_s)
+            self._free_memory(node, now_s)
 
-    def _make_memory(self, node: str, now_s: float) -> None:
+    def _free_memory(self, node: str, now_s: float) -> None:
         """End the one that would wait longest of those that lie on a node without memory."""
-        free_mib = self._sights.free_mib(self._ledger.book.nodes[node])
+        record = self._ledger.book.nodes.get(node)
+        free_mib = None if record is None else self._sights.free_mib(record)
         if free_mib is None or free_mib >= KEEP_MIB or now_s < self._settled_s.get(node, now_s):
             return
         book = self._ledger.book
