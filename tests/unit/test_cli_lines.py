@@ -102,6 +102,7 @@ def test_usage_most_first_but_days_in_order(by: str, monkeypatch: pytest.MonkeyP
     lines = CliRunner().invoke(events.usage, ["--by", by]).stdout.splitlines()
     assert "suspended" in lines[0]
     assert any("2 times, 10m" in line and line.rstrip().endswith("1.5 GiB") for line in lines)
+    assert any("0 times" in line and line.rstrip().endswith(" -") for line in lines)
     found.clear()
     assert CliRunner().invoke(events.usage, []).stdout == "nothing was used in that time\n"
     found.append({**USE, "gpu_s": 0.0})

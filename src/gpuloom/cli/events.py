@@ -231,7 +231,7 @@ def usage(by: str, since: float | None, until: float | None, as_json: bool, home
     lay = any(row["suspensions"] or row["suspended_s"] for row in rows)
     suspended: Sequence[Column[UsageRow]] = (
         Column("suspended", lambda row: f"{plural(row['suspensions'], 'time')}, {short(row['suspended_s'])}"),
-        Column("GPU memory moved", lambda row: f"{row['suspended_mib'] / 1024:,.1f} GiB", right=True),
+        Column("GPU memory moved", lambda row: _moved(row["suspended_mib"]), right=True),
     )
     columns: Sequence[Column[UsageRow]] = (
         Column(by, lambda row: row["key"], gives=True),
@@ -244,6 +244,11 @@ def usage(by: str, since: float | None, until: float | None, as_json: bool, home
         *(suspended if lay else ()),
     )
     show_table(columns, rows)
+
+
+def _moved(mib: float) -> str:
+    """'-' of jobs that were frozen, and kept it."""
+    return f"{mib / 1024:,.1f} GiB" if mib else "-"
 
 
 def _gpu_time(seconds: float) -> str:
