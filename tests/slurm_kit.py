@@ -73,7 +73,8 @@ def missing_programs() -> list[str]:
 
 def _free_ports(count: int) -> list[int]:
     """Ports in a row that nobody uses, below those that the system gives away by itself."""
-    for first in range(20_000 + os.getpid() % 5_000, 32_000, count):
+    # Each process has twenty of its own to begin with: a daemon that is away for a while finds its port free again.
+    for first in range(20_000 + 20 * (os.getpid() % 500), 32_000, count):
         with suppress(OSError):
             listeners = []
             try:
@@ -125,7 +126,15 @@ class RealSlurm:
 
     def start_ctld(self) -> None:
         self.ctld = self._daemon("slurmctld", "-D", "-f", str(self.conf))
-        wait(lambda: self.run("scontrol", "ping").returncode == 0, "slurmctld")
+
+        def answers() -> bool:
+            assert self.ctld is not None
+            if self.ctld.poll() is not None:  # its port was taken for a moment
+                time.sleep(1.0)
+                self.ctld = self._daemon("slurmctld", "-D", "-f", str(self.conf))
+            return self.run("scontrol", "ping").returncode == 0
+
+        wait(answers, "slurmctld")
 
     def start_node(self, name: str) -> None:
         self.slurmd[name] = self._daemon("slurmd", "-D", "-f", str(self.conf), "-N", name)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from fake_kubernetes.cluster import JOB, POD, VCJOB, Cluster
+from fake_kubernetes.cluster import pod as pod_of
 from fake_kubernetes.errors import Refused
 from fake_kubernetes.indexed import IndexedJobs
 from fake_kubernetes.kinds import BY_PATH
@@ -23,11 +24,12 @@ from fake_kubernetes.machines import collect
 from fake_kubernetes.server import FakeApi, Fault, Request
 from fake_kubernetes.volcano import Volcano
 from gpuloom.core.end_reason import EndReason
+from gpuloom.core.spec import Launcher
 from gpuloom.executors.kubernetes import cluster, wanted
 from gpuloom.executors.kubernetes.cluster import PodCluster
 from gpuloom.executors.kubernetes.kinds import KINDS, VOLCANO, JobKind
 from gpuloom.executors.kubernetes.manifest import Setup
-from gpuloom.executors.kubernetes.marks import run_of
+from gpuloom.executors.kubernetes.marks import HOME, run_of
 from gpuloom.executors.node import Peer, RunSpec
 from gpuloom.executors.port import RunPhase, RunStatus
 from gpuloom.kubernetes.api import connect
@@ -75,6 +77,8 @@ class Pods(RuleBasedStateMachine):
         self.heard: dict[str, RunStatus] = {}
         self.began: dict[str, set[str]] = {}
         """By run: the pods in which it was seen to run by the cluster."""
+        self.adopted: dict[str, list[str]] = {}
+        """By attempt whose pods somebody else has made: their names."""
         self.next: dict[str, list[str]] = {}
         """By attempt that is being resized: the nodes of the members that the next one is to have."""
         self.count = 0
@@ -113,6 +117,27 @@ class Pods(RuleBasedStateMachine):
         time.sleep(0.03)
         for one in self.controllers:
             one.look()
+        self.look_after_adopted()
+
+    def look_after_adopted(self) -> None:
+        """Offer those that wait, as the scheduler does; their owner takes away what is over, and what nobody wants."""
+        offered: dict[int, tuple[wanted.Offered, ...]] = {}
+        with self.api.store.changed:
+            there = {one["metadata"]["name"]: one for one in self.api.store.items[POD].values()}
+        for name, pods in list(self.adopted.items()):
+            free = [there[pod] for pod in pods if pod in there and HOME not in there[pod]["metadata"].get("labels", {})]
+            if name in self.specs:
+                waits = [one["metadata"] for one in free if one["spec"].get("schedulingGates")]
+                offered[int(name.partition(".")[0])] = tuple(
+                    wanted.Offered(one["uid"], one["name"]) for one in waits if "deletionTimestamp" not in one
+                )
+            for one in free:
+                over = one["status"].get("phase") in ("Succeeded", "Failed")
+                if over or (name not in self.specs and one["spec"].get("schedulingGates")):
+                    assert not one["metadata"].get("finalizers"), "it is given back whole"
+                    with suppress(Refused):
+                        self.cluster.delete(one["metadata"]["name"])
+        self.pods.offer(offered)
 
     # -- the scheduler above ------------------------------------------------------------------------------------------
 
@@ -136,6 +161,26 @@ class Pods(RuleBasedStateMachine):
             return
         self.count += 1
         self.begin(f"{self.count}.1-00", nodes)
+        self.all_at_work()
+
+    @rule(nodes=st.lists(st.sampled_from(NODES), min_size=1, max_size=3), lacks=st.sampled_from([0, 0, 0, 1]))
+    def start_adopted(self, nodes: list[str], lacks: int) -> None:
+        """lacks: so many of its pods are not there."""
+        if len(self.specs) > 4:
+            return
+        self.count += 1
+        name = f"{self.count}.1-00"
+        peers = tuple(Peer(node, "", 1) for node in nodes)
+        self.specs[name] = [
+            RunSpec(run_of(name, rank), ("train",), "/", {}, (0,), (), peers=peers, rank=rank, grace_s=5.0,
+                    hold=len(nodes) > 1, launcher=Launcher.ADOPTED)
+            for rank in range(len(nodes))
+        ]  # fmt: skip
+        names = [f"made-{self.count}-{number}" for number in range(len(nodes) - lacks)]
+        self.adopted[name] = names
+        for one in names:
+            self.cluster.create(pod_of(one, 1, schedulingGates=[{"name": "gpuloom.io/queue"}]))
+        self.ask(name)
         self.all_at_work()
 
     def all_at_work(self) -> None:
@@ -393,6 +438,7 @@ class Pods(RuleBasedStateMachine):
 def test_attempts_as_pods_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "UNASKED_S", 2.0)
     monkeypatch.setattr(cluster, "STAYS_S", 0.5)
+    monkeypatch.setattr(cluster, "NOT_OFFERED_S", 1.0)
     for module in (cluster, wanted):
         monkeypatch.setattr(module, "REPLACED_AFTER_S", 0.05)
     monkeypatch.setattr(cluster, "CLAIMED_S", 5.0)

@@ -18,6 +18,7 @@ from fake_views import attempt, record
 from gpuloom.core.errors import InputError
 from gpuloom.core.events import Event
 from gpuloom.core.job import Attempt, DeviceKind, EndReason, Gpu, Job, NodeRecord, NodeState, Phase, SavedBy
+from gpuloom.core.spec import Launcher, Spec
 from gpuloom.executors.gang_ends import unseen_end
 from gpuloom.executors.local_files import LocalFiles, run_directory, same_process
 from gpuloom.executors.port import Cause, RunExit, RunPhase, RunRequest, RunStatus
@@ -26,6 +27,7 @@ from gpuloom.executors.roster import rebooted
 from gpuloom.executors.runner import cgroups
 from gpuloom.facts.inputs import load_policy
 from gpuloom.live.dispatch import ends, last_words, launch, saved, starts
+from gpuloom.live.dispatch.in_place import in_members
 from gpuloom.live.dispatch.last_words import LastWords, Where
 from gpuloom.live.dispatch.recovery import take_up
 from gpuloom.live.dispatch.starts import Starts, pause_after
@@ -279,6 +281,20 @@ def test_what_a_run_is_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
         request(job, held, node, resumes=True)
     with pytest.raises(InputError, match="node a no longer has GPU 1"):
         request(record(), attempt(allocation=(("a", (1,)),)), node)
+
+
+def test_pods_that_others_made_are_not_cut() -> None:
+    node = NodeRecord("a", tuple(Gpu(index, f"G{index}", "V100") for index in range(8)))
+    made = replace(record(), spec=Spec(("x",), gpus=6, replica_gpus=3, launcher=Launcher.ADOPTED))
+    given = in_members((("a", (0, 1, 2, 3, 4, 5)),), 3)
+    found = launch.run_specs(made, attempt(allocation=given), {"a": node}, resumes=False)
+    assert [(one.gpus, one.launcher, one.hold) for one in found] == [
+        ((0, 1, 2), Launcher.ADOPTED, True),
+        ((3, 4, 5), Launcher.ADOPTED, True),
+    ]
+    odd = in_members((("a", (0, 1, 2, 3)),), 3)
+    with pytest.raises(launch.OddPlaceError, match="its pods have 3 GPUs each, and node a has 4 for it"):
+        launch.run_specs(made, attempt(allocation=odd), {"a": node}, resumes=False)
 
 
 @pytest.mark.parametrize(("written", "reason"), [(True, EndReason.TIMED_OUT), (False, EndReason.LOST)])

@@ -408,6 +408,7 @@ def test_a_node_that_does_not_answer_says_so_once_and_the_rest_goes_on(
         assert stream.next() == ("log", "1:4,4", {"text": "one\n", "member": 0})
         service.silent.clear()
         assert stream.next() == ("log", "1:4,12", {"text": " a line\n", "member": 1})
+        time.sleep(4 * sse.LOG_PERIOD_S)  # it is seen to answer: else it would be as it was
         service.silent.add("node-b")
         assert (stream.next() or ())[2] == {"text": "(node node-b does not answer)\n", "member": 1}
         service.finish(1)

@@ -53,6 +53,8 @@ class Launcher(StrEnum):
     """gpuloom: the command with TF_CONFIG, once for each node or GPU, and as parameter servers."""
     ACCELERATE = "accelerate launch"
     DEEPSPEED = "deepspeed"
+    ADOPTED = "pods"
+    """Somebody else: its pods are there, and wait at our gate (live/adopting.py). A replica of it is a pod."""
 
 
 GIVEN_LAUNCHERS = (Launcher.DIRECT, Launcher.TORCHRUN, Launcher.HOROVOD, Launcher.TENSORFLOW)
@@ -109,6 +111,12 @@ class Spec:
     slurm_env: bool = False
     hooks: bool | None = None
     hold: bool = False
+
+    @property
+    def adopted(self) -> bool:
+        """It was made with kubectl, or by something else than gpuloom: its pods are there already, and each has
+        `replica_gpus` GPUs."""
+        return self.launcher is Launcher.ADOPTED
 
     @property
     def at_once(self) -> int | None:

@@ -60,10 +60,19 @@ class _Member:
 class Gang:
     """Times are seconds on any clock that does not go back, the same for all calls; of exits, since the epoch."""
 
-    def __init__(self, run: str, members: Sequence[tuple[str, str]], grace_s: float, epoch_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        run: str,
+        members: Sequence[tuple[str, str]],
+        grace_s: float,
+        epoch_s: float = 0.0,
+        *,
+        apart: bool = False,
+    ) -> None:
         """members: (run, node) of each, in the order of ranks. grace_s: the job's, between notice and end. epoch_s:
-        what the clock's 0 is, in seconds since the epoch."""
-        self.run, self.grace_s, self._epoch_s = run, grace_s, epoch_s
+        what the clock's 0 is, in seconds since the epoch. apart: others may take as long as they like once the master
+        has ended well."""
+        self.run, self.grace_s, self._epoch_s, self._apart = run, grace_s, epoch_s, apart
         self._members = [_Member(*one) for one in members]
         self._phases = Counter[RunPhase | None]({None: len(self._members)})
         """How many members are in each phase; None: nothing was heard of them."""
@@ -422,7 +431,7 @@ class Gang:
 
     def _be_patient(self, living: Sequence[_Member], now: float) -> None:
         """After the master's good end."""
-        if not self._well or self._ending or self._still or not living:
+        if not self._well or self._ending or self._still or self._apart or not living:
             self._patience_s = None
         elif self._patience_s is None and not any(member.phase in BEGINNING for member in living):
             self._patience_s = now + self.grace_s

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 
 from gpuloom.core.end_reason import EndReason
+from gpuloom.core.spec import Launcher
 from gpuloom.core.waiting import one_wait_s
 from gpuloom.executors.gang_ends import last_lines
 from gpuloom.executors.known import Expected as Expected
@@ -188,7 +189,7 @@ class Gangs:
                 if len(places) == 1:
                     self._roster.place(*places[0])
                 elif places[0][0] not in self._roster.teams:
-                    self._roster.team(places, attempt.grace_s, attempt)
+                    self._roster.team(places, attempt.grace_s, attempt, apart=attempt.apart)
 
     def open(self, on_status: OnStatus, *, patience_s: float = PATIENCE_S) -> None:
         """Meet the nodes that were added; may be asked again after an error. Raises ExecutorError."""
@@ -253,7 +254,8 @@ class Gangs:
         with self._lock:
             team = self._roster.teams.get(run)
             if team is None:
-                team = self._roster.team(places, specs[0].grace_s)
+                apart = specs[0].launcher is Launcher.ADOPTED
+                team = self._roster.team(places, specs[0].grace_s, apart=apart)
             elif not team.whole:
                 raise ExecutorError(f"run {run}: not all of its nodes have come yet")
             team.specs = [replace(spec, hold=True) for spec in specs]

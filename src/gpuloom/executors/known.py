@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpuloom.core.job import Attempt, Phase
+from gpuloom.core.spec import Spec
 from gpuloom.executors.gang import Gang
 from gpuloom.executors.node import NodePort, RunSpec
 from gpuloom.executors.port import RunExit, RunStatus
@@ -20,7 +21,7 @@ class Expected:
 
     runs, nodes: of its members, in the order of ranks. boots: the starts of their machines on which they began (None:
     not known). began: it is known to have run. stopping: it was told to end. frozen: it stands still, and its GPUs may
-    be others' now.
+    be others' now. apart: as `Gang` has it.
     """
 
     runs: tuple[str, ...]
@@ -30,18 +31,20 @@ class Expected:
     stopping: bool = False
     frozen: bool = False
     boots: tuple[str | None, ...] = ()
+    apart: bool = False
 
 
-def expected_of(attempt: Attempt, grace_s: float) -> Expected:
+def expected_of(attempt: Attempt, spec: Spec) -> Expected:
     """What is to be expected of an attempt that has not ended."""
     return Expected(
         attempt.runs,
         attempt.nodes,
-        grace_s,
+        spec.grace,
         began=attempt.running_s is not None,
         stopping=attempt.stop_reason is not None,
         frozen=attempt.phase is Phase.FROZEN,
         boots=tuple(member.boot_id for member in attempt.parts),
+        apart=spec.adopted,
     )
 
 

@@ -65,10 +65,17 @@ class Roster:
             self._strangers.pop(run, None)
         return one
 
-    def team(self, places: Sequence[tuple[str, str]], grace_s: float, expected: Expected | None = None) -> Team:
-        """An attempt with several members. places: (run, node) of each."""
+    def team(
+        self,
+        places: Sequence[tuple[str, str]],
+        grace_s: float,
+        expected: Expected | None = None,
+        *,
+        apart: bool = False,
+    ) -> Team:
+        """An attempt with several members. places: (run, node) of each. apart: as `Gang` has it."""
         run = places[0][0]
-        team = Team(Gang(run, places, grace_s, self._epoch_s), places, expected)
+        team = Team(Gang(run, places, grace_s, self._epoch_s, apart=apart), places, expected)
         if expected is not None:
             team.unmet = set(range(len(places)))
         self.teams[run] = team

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -36,7 +36,13 @@ MEMORY_LABEL = "nvidia.com/gpu.memory"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 ESTIMATE = "gpuloom.io/estimate"
 """Annotation of a pod, or of the template of pods: how long the job will run ('2h'), as its user expects."""
-QUEUE_GATES = ("kueue.x-k8s.io/",)
+GATE = "gpuloom.io/queue"
+"""The scheduling gate that holds a pod until gpuloom lets it go."""
+HOME = "gpuloom.io/home"
+"""Label: of which scheduler's home."""
+SCHEDULER = "gpuloom"
+"""Pods with this `schedulerName` are bound by gpuloom."""
+QUEUE_GATES = ("kueue.x-k8s.io/", GATE)
 """Scheduling gates that begin so are those of a queue: what they hold back waits like anything else."""
 
 
@@ -96,6 +102,8 @@ class Asked:
     command: tuple[str, ...]
     deadline_s: float | None
     estimate_s: float | None = None
+    grace_s: float = 30.0
+    """Between notice and end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +135,14 @@ class PodSeen:
     exit_code: int | None
     reason: str
     message: str
+    home: str = ""
+    """Of gpuloom, in whose hands it is."""
+    comes: bool = False
+    """It waits for gpuloom to let it go: at its gate, or by its scheduler's name."""
+    index: int = 0
+    """Which of the pods of its owner it is, where they have numbers."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """Its annotations that gpuloom reads, without `gpuloom.io/`."""
 
     @property
     def over(self) -> bool:
@@ -202,11 +218,11 @@ class Reader:
 
     # -- pods ---------------------------------------------------------------------------------------------------
 
-    def pod(self, item: Object) -> PodSeen | None:
-        """None: it asks for no GPU."""
+    def pod(self, item: Object, *, any_of_them: bool = False) -> PodSeen | None:
+        """None: it asks for no GPU. any_of_them: those too."""
         spec, status, about = item.get("spec") or {}, item.get("status") or {}, item["metadata"]
         asked = self.asked(spec, about)
-        if not asked.gpus:
+        if not asked.gpus and not any_of_them:
             return None
         conditions = {one.get("type"): one for one in status.get("conditions") or ()}
         bound = conditions.get("PodScheduled") or {}
@@ -250,6 +266,10 @@ class Reader:
             exit_code=worst.get("exitCode"),
             reason=str(disrupted.get("reason") or status.get("reason") or worst.get("reason") or ""),
             message=str(disrupted.get("message") or status.get("message") or worst.get("message") or "")[:500],
+            home=str(labels.get(HOME) or ""),
+            comes=not spec.get("nodeName") and phase is PodPhase.PENDING and for_gpuloom(spec),
+            index=_index(labels, about.get("annotations") or {}),
+            notes=_notes(about.get("annotations") or {}),
         )
 
     def asked(self, spec: Mapping[str, Any], about: Mapping[str, Any]) -> Asked:
@@ -268,6 +288,7 @@ class Reader:
             command=tuple(map(str, (*(main.get("command") or ()), *(main.get("args") or ())))),
             deadline_s=_positive(spec.get("activeDeadlineSeconds")),
             estimate_s=_duration((about.get("annotations") or {}).get(ESTIMATE)),
+            grace_s=float(spec.get("terminationGracePeriodSeconds", 30)),
         )
 
     def _of_template(self, template: Mapping[str, Any] | None) -> Asked:
@@ -464,6 +485,28 @@ def _gang(labels: Mapping[str, Any], annotations: Mapping[str, Any]) -> str:
             return f"{name}={value}"
     group = annotations.get("scheduling.k8s.io/group-name")
     return f"scheduling.k8s.io/group-name={group}" if group else ""
+
+
+def for_gpuloom(spec: Mapping[str, Any]) -> bool:
+    """Whether gpuloom is to say where a pod of this spec goes, and when."""
+    gates = [one.get("name") for one in spec.get("schedulingGates") or ()]
+    return GATE in gates or (spec.get("schedulerName") == SCHEDULER and not gates)
+
+
+def _index(labels: Mapping[str, Any], annotations: Mapping[str, Any]) -> int:
+    for found in (annotations.get("batch.kubernetes.io/job-completion-index"), *map(labels.get, _INDEX_LABELS)):
+        if str(found or "").isdecimal():
+            return int(str(found))
+    return 0
+
+
+_INDEX_LABELS = ("volcano.sh/task-index", "training.kubeflow.org/replica-index", "apps.kubernetes.io/pod-index")
+NOTES = ("user", "gpu-types", "model", "on-preempt")
+"""Annotations `gpuloom.io/…` of a pod that say more of its job; `gpuloom.io/estimate` is read elsewhere, too."""
+
+
+def _notes(annotations: Mapping[str, Any]) -> Mapping[str, str]:
+    return {name: str(text) for name in NOTES if (text := annotations.get(f"gpuloom.io/{name}"))}
 
 
 def _words(condition: Mapping[str, Any]) -> str:

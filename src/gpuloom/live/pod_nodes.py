@@ -20,12 +20,21 @@ from gpuloom.core.usage import RunUsage
 from gpuloom.executors.kubernetes.cluster import PodCluster
 from gpuloom.executors.kubernetes.lease import Lease
 from gpuloom.executors.kubernetes.manifest import Setup
-from gpuloom.executors.kubernetes.marks import HOME
+from gpuloom.executors.kubernetes.marks import ADOPTED, HOME
 from gpuloom.executors.kubernetes.node import PodNode
 from gpuloom.executors.port import ExecutorError
 from gpuloom.kubernetes.api import Api, Object
 from gpuloom.kubernetes.informer import Informer, read_first
-from gpuloom.kubernetes.objects import GPU_RESOURCES, NodeSeen, PodSeen, Reader, Toleration, toleration_of
+from gpuloom.kubernetes.objects import (
+    GPU_RESOURCES,
+    NodeSeen,
+    PodSeen,
+    Reader,
+    Toleration,
+    for_gpuloom,
+    toleration_of,
+)
+from gpuloom.live.adopting import Adopting
 from gpuloom.live.joining import Joining
 from gpuloom.live.scheduler import Scheduler
 from gpuloom.threads import Worker
@@ -60,8 +69,12 @@ class PodNodes:
         self._tolerated = tuple(map(toleration_of, (self.setup.template.get("spec") or {}).get("tolerations") or ()))
 
         def foreign(item: Object) -> PodSeen | None:
-            own = (item["metadata"].get("labels") or {}).get(HOME) == self.setup.home
-            return None if own else reader.pod(item)
+            about = item["metadata"]
+            own = (about.get("labels") or {}).get(HOME) == self.setup.home
+            if own and ADOPTED not in (about.get("annotations") or {}):
+                return None
+            comes = about.get("namespace") == self.setup.namespace and for_gpuloom(item.get("spec") or {})
+            return reader.pod(item, any_of_them=comes)
 
         self._nodes = Informer(api, "/api/v1/nodes", reader.node, self._news.set, self._ended.wait, built_in=True)
         self._others = Informer(api, "/api/v1/pods", foreign, self._news.set, self._ended.wait)
@@ -71,6 +84,16 @@ class PodNodes:
         self.lease = Lease(api, self.setup.namespace, self.setup.home)
         self.pods = PodCluster(
             api, self.setup, lambda node: self._resources.get(node, self._default), lambda: self.lease.why_not
+        )
+        self._adopting = Adopting(
+            api,
+            self.setup.namespace,
+            self.setup.home,
+            reader,
+            self._others.items,
+            self.pods.offer,
+            self._news.set,
+            self._ended.wait,
         )
         self._ports: dict[str, PodNode] = {}
         self._records: dict[str, NodeRecord] = {}
@@ -109,6 +132,7 @@ class PodNodes:
     def start(self, scheduler: Scheduler, joining: Joining) -> None:
         """Pass on what there is, and go on with what changes."""
         self._scheduler, self._joining = scheduler, joining
+        self._adopting.start(scheduler)
         self._look()
         self._worker.start()
         if self.setup.claim:
@@ -128,6 +152,7 @@ class PodNodes:
         self.lease.close()
         self.api.close()
         self.pods.join()
+        self._adopting.join()
         for one in self._watches:
             one.end(5.0)
 
@@ -135,7 +160,7 @@ class PodNodes:
     def problem(self) -> str:
         """'' or why nodes may be other than they are shown."""
         told = [self._nodes.problem, *(one.problem for one in (*self._watches, self._worker)), self.pods.problem]
-        told.append(self.lease.problem)
+        told += [self.lease.problem, self._adopting.problem]
         return "; ".join(dict.fromkeys(text for text in told if text))
 
     def _run(self) -> None:
@@ -147,6 +172,7 @@ class PodNodes:
             self._news.clear()
             begun_s = time.monotonic()
             self._look()
+            self._adopting.look()
             took_s = time.monotonic() - begun_s
 
     def _read_reports(self) -> None:
@@ -164,7 +190,7 @@ class PodNodes:
         self._resources = {name: node.resource for name, node in seen.items()}
         used: dict[str, list[PodSeen]] = {}
         for pod in self._others.items():
-            if pod.node and not pod.over:
+            if pod.node and not pod.over and pod.home != self.setup.home:
                 used.setdefault(pod.node, []).append(pod)
         for name, node in seen.items():
             self._there(node, used.get(name, ()))

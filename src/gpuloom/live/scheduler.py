@@ -220,7 +220,7 @@ class Scheduler:
         self.failed: BaseException | None = None
         self._ended: Callable[[], None] = lambda: None
         jobs = self.book.jobs
-        gangs.expect(expected_of(one, jobs[one.job].spec.grace) for one in self.book.attempts.values())
+        gangs.expect(expected_of(one, jobs[one.job].spec) for one in self.book.attempts.values())
 
     # -- from other threads -----------------------------------------------------------------------------------
 

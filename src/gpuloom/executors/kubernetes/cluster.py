@@ -10,13 +10,14 @@ import heapq
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.run_name import run_name_of
+from gpuloom.core.spec import Launcher
 from gpuloom.executors.kubernetes.kinds import VOLCANO
 from gpuloom.executors.kubernetes.manifest import Setup
 from gpuloom.executors.kubernetes.marks import HOME, attempt_of
@@ -28,6 +29,7 @@ from gpuloom.executors.kubernetes.wanted import (
     Attempt,
     CreateJob,
     Member,
+    Offered,
     Seen,
     Stop,
     TakeOver,
@@ -56,6 +58,8 @@ UNSEEN_S = 30.0
 """A Job that was made and is not seen after so long is made once more, which changes nothing if it is there."""
 NO_PODS_S = 60.0
 """So long none of the pods may be made that may be."""
+NOT_OFFERED_S = 20.0
+"""So long pods that others make may be away: they are made anew after a pause."""
 UNASKED_S = 300.0
 """What was begun to be made, and nobody asks for, is taken away after so long: no record knows of it."""
 LOOKED_S = 30.0
@@ -89,6 +93,8 @@ class PodCluster:
         """By job, the attempt of which members are to go on in the next one."""
         self._waits: dict[str, str] = {}
         """By such an attempt, the next one, which waits until it is over."""
+        self._offered: Mapping[int, tuple[Offered, ...]] = {}
+        """By job, pods that somebody else has made for it, and that wait."""
         self._there = There()
         self._due: dict[str, float] = {}
         self._dues: list[tuple[float, str]] = []
@@ -204,7 +210,7 @@ class PodCluster:
             if own is None:
                 nodes = [peer.node for peer in spec.peers] or [node]
                 members = {rank: Member(one, spec.hold) for rank, one in enumerate(nodes)}
-                own = self._own[name] = Kept(Attempt(name, members))
+                own = self._own[name] = Kept(Attempt(name, members, adopted=spec.launcher is Launcher.ADOPTED))
                 self._give_up_on(own, self._gone)
             member = own.attempt.members[spec.rank]
             if member.spec is None:
@@ -212,6 +218,18 @@ class PodCluster:
                 member.go = member.go or not spec.hold
                 member.told = None  # whoever asks hears how it is
             self._there.touched.add(name)
+        self._news.set()
+
+    def offer(self, offered: Mapping[int, tuple[Offered, ...]]) -> None:
+        """By job, in the order of members: pods that somebody else has made for it, and that are nobody's yet."""
+        with self._lock:
+            before, self._offered = self._offered, offered
+            jobs = {job for job in before.keys() | offered.keys() if before.get(job) != offered.get(job)}
+            if not jobs:
+                return
+            self._there.touched |= {
+                name for name in self._own if (run := run_name_of(name)) is not None and run.job in jobs
+            }
         self._news.set()
 
     def go(self, run: str) -> None:
@@ -388,12 +406,15 @@ class PodCluster:
         self._seen[name] = seen
         if name not in self._own:
             one = seen.job if seen.job is not None else next(iter(seen.pods.values()))
-            self._own[name] = Kept(found_of(name, one.members, hold=one.hold, gone=seen.job is None))
+            gone = seen.job is None
+            self._own[name] = Kept(found_of(name, one.members, hold=one.hold, gone=gone, adopted=one.adopted))
         return seen
 
     def _update(self, own: Kept, seen: Seen, now_s: float) -> list[float]:
         """Take up what is seen of an attempt. When there is something to do even if nothing else changes."""
         attempt, dues = own.attempt, list[float]()
+        if attempt.adopted and (run := run_name_of(attempt.name)) is not None:
+            attempt.offered = self._offered.get(run.job, ())
         if seen.job is not None:
             own.job_seen = attempt.made = True
             attempt.job = seen.job.name
@@ -434,19 +455,23 @@ class PodCluster:
         return dues
 
     def _pods_come(self, own: Kept, seen: Seen, now_s: float) -> list[float]:
-        """Give an attempt up of which pods may be made and none are: they were refused."""
-        members, name = own.attempt.members.values(), own.attempt.job_name
-        waits = seen.may_have_pods and not own.attempt.ends
+        """Give an attempt up of which pods may be made and none are: they were refused, or somebody else's are gone."""
+        members, name, adopted = own.attempt.members.values(), own.attempt.job_name, own.attempt.adopted
+        waits = (seen.may_have_pods or adopted) and not own.attempt.ends
         if not waits or len(seen.pods) == len(members) or any(one.pod for one in members):
             own.no_pods_s = None
             return []
         own.no_pods_s = now_s if own.no_pods_s is None else own.no_pods_s
-        if now_s - own.no_pods_s < NO_PODS_S:
-            return [own.no_pods_s + NO_PODS_S]
+        patience_s = NOT_OFFERED_S if adopted else NO_PODS_S
+        if now_s - own.no_pods_s < patience_s:
+            return [own.no_pods_s + patience_s]
         kind = self.setup.kind
         why = f"`kubectl describe {kind.kubectl} {name} -n {self.setup.namespace}` says why"
         text = f"no pods are made of its {kind.title} {name}: {why}"
-        how = RunExit(None, None, EndReason.NOT_STARTED, text, time.time(), cause=Cause.EXECUTOR)
+        if adopted:
+            text = f"{len(members)} pods of it were to wait to be let go, and {len(seen.pods)} do"
+        cause = Cause.PLACE if adopted else Cause.EXECUTOR
+        how = RunExit(None, None, EndReason.NOT_STARTED, text, time.time(), cause=cause)
         for member in members:
             member.failed = member.failed or how
         return []
@@ -465,9 +490,10 @@ class PodCluster:
 
     def _patience(self, own: Kept, rank: int, member: Member, pod: Pod | None, now_s: float) -> list[float]:
         """Give a pod up that has not begun, where nothing of what it waits for has changed for long."""
-        found = (
-            hopeless(pod, member.node) if pod is not None and member.stop is None and member.failed is None else None
-        )
+        waits = pod is not None and member.stop is None and member.failed is None
+        if pod is not None and pod.adopted and not pod.job:
+            waits = False  # nobody would make it anew
+        found = hopeless(pod, member.node) if pod is not None and waits else None
         if found is None:
             own.since.pop(rank, None)
             return []

@@ -10,15 +10,14 @@ from typing import Any
 
 from gpuloom.core.run_name import run_name_of
 from gpuloom.executors.kubernetes.kinds import VOLCANO, JobKind
+from gpuloom.kubernetes.objects import GATE as GATE
+from gpuloom.kubernetes.objects import HOME as HOME
 
-GATE = "gpuloom.io/queue"
-"""The scheduling gate that holds a pod until it is told to begin."""
 FINALIZER = "gpuloom.io/end"
 """Keeps a pod, and with it its exit code, until its end is written down."""
 
-HOME = "gpuloom.io/home"
 RUN = "gpuloom.io/run"
-"""Labels: of which scheduler's home, and of which attempt."""
+"""Label: of which attempt."""
 JOB, NAME = "gpuloom.io/job", "gpuloom.io/name"
 """Label and annotation for people: the job's number, and its name."""
 MEMBERS = "gpuloom.io/members"
@@ -26,6 +25,8 @@ MEMBERS = "gpuloom.io/members"
 VALUES = "gpuloom.io/values"
 """Annotation of a Job: what its pods get when they are pinned, in the order of ranks."""
 RANK = "gpuloom.io/rank"
+ADOPTED = "gpuloom.io/adopted"
+"""Annotation of a pod that somebody else has made, as long as it is a member of an attempt; RANK says which."""
 HOLD = "gpuloom.io/hold"
 """Annotation: its pods begin only when they are told to; else each as soon as it is there."""
 IN_PLACE = "gpuloom.io/in-place"

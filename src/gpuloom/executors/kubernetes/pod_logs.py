@@ -134,7 +134,7 @@ class PodFiles(LocalFiles):
         at_ns, same, size = (int(before.get(name, 0)) for name in ("at_ns", "same", "size"))
         if size >= MOST_BYTES:
             return
-        query = {"container": "main", "timestamps": "true"}
+        query = {"container": pod.container, "timestamps": "true"}
         if at_ns:
             query["sinceTime"] = datetime.fromtimestamp(at_ns // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         text = self._api.text(f"/api/v1/namespaces/{namespace}/pods/{pod.name}/log", **query)

@@ -10,6 +10,7 @@ from typing import Any
 from gpuloom.core.end_reason import EndReason
 from gpuloom.executors.kubernetes.kinds import replicas_in
 from gpuloom.executors.kubernetes.marks import (
+    ADOPTED,
     COMPLETION_INDEX,
     ENDED_BY,
     FINALIZER,
@@ -21,6 +22,7 @@ from gpuloom.executors.kubernetes.marks import (
     LIMIT,
     OWN_TASK,
     PART_OF,
+    RANK,
     RESTARTS,
     RUN,
     TASK,
@@ -31,7 +33,8 @@ from gpuloom.executors.kubernetes.marks import (
 )
 from gpuloom.executors.port import Cause, RunExit
 from gpuloom.kubernetes.api import Object
-from gpuloom.kubernetes.quantities import time_s
+from gpuloom.kubernetes.objects import for_gpuloom
+from gpuloom.kubernetes.quantities import quantity, time_s
 
 _UNSEEN = 0.5
 """Times are in whole seconds, cut off."""
@@ -51,7 +54,8 @@ class Pod:
 
     job: uid of its Job. members: (node, GPUs) of all members. ended_by: why gpuloom ended it. began_s, ended_s,
     deleted_s: seconds since the epoch by the cluster's clock; deleted_s: when it was asked to end. held: our finalizer
-    keeps it. in_place: it may go on in the next attempt. restarts: pods that its member had before it.
+    keeps it. in_place: it may go on in the next attempt. restarts: pods that its member had before it. adopted:
+    somebody else has made it. container: the one whose log and end are the member's.
     """
 
     item: Object
@@ -82,6 +86,8 @@ class Pod:
     hold: bool
     in_place: bool
     restarts: int
+    adopted: bool
+    container: str
 
     @property
     def going(self) -> bool:
@@ -98,7 +104,8 @@ class Pod:
 class Job:
     """The Job of an attempt. values: by rank, annotations that a pod gets when it is pinned. secret: its pods need a
     Secret of its name. in_place: they may go on in the next attempt. replicas: of its first task. suspended: no pods of
-    it are made before it is told to begin. grouped: they are made once its PodGroup is let in."""
+    it are made before it is told to begin. grouped: they are made once its PodGroup is let in.
+    adopted: it is no Job of ours, and stands for pods that somebody else has made."""
 
     uid: str
     name: str
@@ -112,6 +119,7 @@ class Job:
     replicas: int
     suspended: bool
     grouped: bool
+    adopted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +143,9 @@ def pod_of(item: Object) -> Pod | None:
     if rank is None:
         return None
     containers = status.get("containerStatuses") or ()
+    adopted, container = ADOPTED in annotations, _container(spec)
     main: Mapping[str, Any] = next(
-        (one for one in containers if one.get("name") == "main"), containers[0] if containers else {}
+        (one for one in containers if one.get("name") == container), containers[0] if containers else {}
     )
     state = main.get("state") or {}
     ended, running, waiting = (state.get(name) or {} for name in ("terminated", "running", "waiting"))
@@ -145,7 +154,8 @@ def pod_of(item: Object) -> Pod | None:
     phase = str(status.get("phase") or "")
     grace = about.get("deletionGracePeriodSeconds") or 0
     deletion_s = time_s(about.get("deletionTimestamp"))
-    over = phase in ("Succeeded", "Failed") or bool(ended)  # what a template adds beside it may go on
+    # What a template adds beside our own container may go on; others may have theirs begun anew in the same pod.
+    over = phase in ("Succeeded", "Failed") or (bool(ended) and not adopted)
     times = [time_s(one.get("lastTransitionTime")) or 0.0 for one in conditions.values()]
     return Pod(
         item=item,
@@ -155,7 +165,8 @@ def pod_of(item: Object) -> Pod | None:
         attempt=str(labels[RUN]),
         rank=rank,
         members=members,
-        gated=any(one.get("name") == GATE for one in spec.get("schedulingGates") or ()),
+        gated=any(one.get("name") == GATE for one in spec.get("schedulingGates") or ())
+        or (adopted and not spec.get("nodeName") and not over and for_gpuloom(spec)),
         held=FINALIZER in (about.get("finalizers") or ()),
         node=str(spec.get("nodeName") or ""),
         over=over,
@@ -176,6 +187,8 @@ def pod_of(item: Object) -> Pod | None:
         hold=HOLD in annotations,
         in_place=IN_PLACE in annotations,
         restarts=int(_number(annotations.get(RESTARTS)) or 0),
+        adopted=adopted,
+        container=container,
     )
 
 
@@ -200,6 +213,26 @@ def job_of(item: Object) -> Job | None:
         replicas=replicas_in(spec),
         suspended=bool(spec.get("suspend")),
         grouped="tasks" in spec,
+    )
+
+
+def job_of_adopted(pod: Pod) -> Job:
+    """What stands for the Job of pods that somebody else has made. pod: one of them."""
+    owner = next(iter(pod.item["metadata"].get("ownerReferences") or ()), None)
+    return Job(
+        uid="",
+        name=pod.name if owner is None else str(owner.get("name")),
+        attempt=pod.attempt,
+        members=pod.members,
+        values=(),
+        hold=pod.hold,
+        secret=False,
+        going_away=False,
+        in_place=False,
+        replicas=len(pod.members),
+        suspended=False,
+        grouped=False,
+        adopted=True,
     )
 
 
@@ -266,6 +299,9 @@ def _rank(
     labels: Mapping[str, Any], annotations: Mapping[str, Any], members: tuple[tuple[str, int], ...]
 ) -> int | None:
     try:
+        if ADOPTED in annotations:
+            rank = int(annotations[RANK])
+            return rank if RUN in labels and 0 <= rank < len(members) else None
         index = int(labels[INDEX] if INDEX in labels else annotations[COMPLETION_INDEX])
         if IN_PLACE in annotations:
             return index if RUN in labels and members else None
@@ -274,6 +310,21 @@ def _rank(
         return task.ranks[index] if RUN in labels else None
     except (KeyError, ValueError, IndexError, StopIteration):
         return None
+
+
+def _container(spec: Mapping[str, Any]) -> str:
+    """Our own is called 'main'; of others' the one with most GPUs, else the first."""
+    containers = spec.get("containers") or ()
+    if any(one.get("name") == "main" for one in containers):
+        return "main"
+    main: Mapping[str, Any] = max(containers, key=_devices, default={})
+    return str(main.get("name") or "main")
+
+
+def _devices(container: Mapping[str, Any]) -> int:
+    """So many devices it asks for: what has a name with a slash is no CPU and no memory."""
+    limits = (container.get("resources") or {}).get("limits") or {}
+    return max((int(quantity(count)) for name, count in limits.items() if "/" in name), default=0)
 
 
 def _said(condition: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-from gpuloom.executors.kubernetes.pods import Group, Job, Pod
+from gpuloom.executors.kubernetes.pods import Group, Job, Pod, job_of_adopted
 from gpuloom.executors.kubernetes.wanted import Seen
 
 T = TypeVar("T")
@@ -88,6 +88,8 @@ class There:
             of_job = self._of_job.get(self._left.get(attempt, ""), {}).values() if job is None else ()
             mine = (pod for pod in named if self._attempt_of.get(pod.job, attempt) == attempt)
             pods = _by_rank((*of_job, *mine))
+        if job is None and (adopted := next((pod for pod in pods.values() if pod.adopted), None)) is not None:
+            job = job_of_adopted(adopted)
         return Seen(job, None if job is None else self._groups.get(job.uid), pods)
 
     def _lost(self, kept: dict[str, dict[str, T]], attempt: str, uid: str, *, stays: bool) -> None:

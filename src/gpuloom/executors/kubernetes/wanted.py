@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gpuloom.core.end_reason import EndReason
 from gpuloom.executors.gang_ends import good
@@ -68,10 +69,18 @@ class Member:
     missing_s: float | None = None
 
 
+class Offered(NamedTuple):
+    """A pod that somebody else has made, and that waits to be let go."""
+
+    uid: str
+    name: str
+
+
 @dataclass(slots=True)
 class Attempt:
     """members: by rank. maybe: its Job was asked for, and may be there whatever was answered. made: that was created,
     or is seen. gone: it was seen, and is no more. secret: its Secret was made. refused: it can't be made.
+    adopted: somebody else has made its pods. offered: those of its job that wait and are in nobody's hands.
     job: name of that Job; '' while it is to have its own. until_s: monotonic; until then the next attempt may take the
     Job over, with the members that stay; None: that begins once all ends are written down."""
 
@@ -84,6 +93,8 @@ class Attempt:
     refused: RunExit | None = None
     job: str = ""
     until_s: float | None = None
+    adopted: bool = False
+    offered: tuple[Offered, ...] = ()
 
     @property
     def job_name(self) -> str:
@@ -99,7 +110,9 @@ class Attempt:
         return all(member.spec is not None for member in self.members.values())
 
     def there(self, seen: Seen) -> bool:
-        """Whether its Job is there, or may be."""
+        """Whether its Job is there, or may be: pods may still come."""
+        if self.adopted and (self.ends or self.forgotten):
+            return False
         if seen.job is not None:
             return not seen.job.going_away
         return (self.made or self.maybe) and not self.gone
@@ -141,6 +154,15 @@ class Seen:
 @dataclass(frozen=True, slots=True)
 class CreateJob:
     """Make its Job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Take a pod that somebody else has made as this member."""
+
+    rank: int
+    uid: str
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +293,7 @@ class Relabel:
 
 Write = (
     CreateJob
+    | Adopt
     | FindJob
     | MakeSecret
     | Begin
@@ -304,6 +327,8 @@ def writes_for(attempt: Attempt, seen: Seen, now_s: float, wall_s: float) -> lis
     if attempt.staying and (attempt.until_s is None or now_s < attempt.until_s):
         return [*found, *_resizing(attempt, seen, now_s, wall_s)]
     if attempt.forgotten:
+        if attempt.adopted:
+            return [Release(rank, pod.uid) for rank, pod in seen.pods.items()]
         if seen.job is not None and not seen.job.going_away:
             return [DeleteJob(seen.job.name, seen.job.uid)]
         if seen.job is None:  # else it would have the pod made again
@@ -311,7 +336,9 @@ def writes_for(attempt: Attempt, seen: Seen, now_s: float, wall_s: float) -> lis
         return []
     if attempt.ends or attempt.refused is not None:
         return [*found, *_ending(attempt, seen, now_s, wall_s)]
-    if seen.job is None and not attempt.made:
+    if attempt.adopted:
+        found += _adopting(attempt, seen)
+    elif seen.job is None and not attempt.made:
         return [CreateJob()] if attempt.whole else []
     group = seen.group
     waits = group is not None and not group.let_in and not group.judged and not seen.pods
@@ -333,6 +360,14 @@ def writes_for(attempt: Attempt, seen: Seen, now_s: float, wall_s: float) -> lis
         elif one is not None and one.going and one.attempt != attempt.name:
             found.append(Relabel(rank, one.uid))
     return found
+
+
+def _adopting(attempt: Attempt, seen: Seen) -> list[Write]:
+    """Of a member without a pod: the next one that is offered, once there are enough."""
+    lack = [rank for rank, member in attempt.members.items() if rank not in seen.pods and not member.pod]
+    if not attempt.whole or not lack or len(attempt.offered) < len(lack):
+        return []
+    return [Adopt(rank, one.uid, one.name) for rank, one in zip(lack, attempt.offered, strict=False)]
 
 
 def _resizing(attempt: Attempt, seen: Seen, now_s: float, wall_s: float) -> list[Write]:
@@ -411,7 +446,7 @@ def _ending(attempt: Attempt, seen: Seen, now_s: float, wall_s: float) -> list[W
     found: list[Write] = []
     if seen.job is None and attempt.there(seen):
         found.append(FindJob())
-    if seen.job is not None and not seen.job.going_away:
+    if seen.job is not None and not seen.job.going_away and not attempt.adopted:
         found.append(DeleteJob(seen.job.name, seen.job.uid))
     return found + deletes
 
@@ -474,7 +509,9 @@ def end_without_pod(attempt: Attempt, rank: int, seen: Seen) -> RunExit | None:
     at_s = at_s if pod is None or pod.deleted_s is None else pod.deleted_s
     # Somebody has deleted its Job, and left its pods: who waits at the gate would wait for ever.
     orphaned = pod is not None and pod.gated and attempt.made and attempt.gone
-    if (pod is not None and not again and not never and not orphaned) or member.ended is not None:
+    # Somebody else's pod goes back to where it waited.
+    returned = attempt.adopted and attempt.ends and pod is not None and pod.gated
+    if (pod is not None and not (again or never or orphaned or returned)) or member.ended is not None:
         return None
     there = attempt.there(seen)
     if attempt.refused is not None and not there:
@@ -496,8 +533,10 @@ def end_without_pod(attempt: Attempt, rank: int, seen: Seen) -> RunExit | None:
     return None
 
 
-def found_of(name: str, members: Sequence[tuple[str, int]], *, hold: bool, gone: bool = False) -> Attempt:
+def found_of(
+    name: str, members: Sequence[tuple[str, int]], *, hold: bool, gone: bool = False, adopted: bool = False
+) -> Attempt:
     """An attempt that is in the cluster, and that nobody here has asked for yet: until somebody does, none of it that
-    has not begun is let go. gone: its Job is there no more."""
+    has not begun is let go. gone: its Job is there no more. adopted: somebody else has made its pods."""
     found = {rank: Member(node, hold) for rank, (node, _) in enumerate(members)}
-    return Attempt(name, found, made=True, gone=gone)
+    return Attempt(name, found, made=True, gone=gone, adopted=adopted)

@@ -9,19 +9,24 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.errors import InputError
+from gpuloom.core.run_name import run_name_of
 from gpuloom.executors.kubernetes.kinds import VOLCANO, replicas_in
 from gpuloom.executors.kubernetes.manifest import Manifest, Setup, direct_name, manifest, pinned, scaled, taken_over
 from gpuloom.executors.kubernetes.marks import (
+    ADOPTED,
     ENDED_BY,
     FINALIZER,
+    GATE,
+    HOLD,
     HOME,
+    JOB,
     LIMIT,
     MEMBERS,
+    RANK,
     RESTARTS,
     RUN,
     first_run,
@@ -30,6 +35,7 @@ from gpuloom.executors.kubernetes.marks import (
 from gpuloom.executors.kubernetes.pod_logs import PodFiles
 from gpuloom.executors.kubernetes.pods import Pod
 from gpuloom.executors.kubernetes.wanted import (
+    Adopt,
     Attempt,
     Begin,
     CreateJob,
@@ -58,6 +64,7 @@ from gpuloom.executors.local_files import run_directory
 from gpuloom.executors.port import Cause, ExecutorError, RunExit
 from gpuloom.executors.wire import NOTICE_FILE, write_atomic
 from gpuloom.kubernetes.api import Api, ApiError, Object
+from gpuloom.kubernetes.events import pod_reference, say
 
 log = logging.getLogger("gpuloom.kubernetes")
 
@@ -106,6 +113,8 @@ class Writer:
         match write:
             case CreateJob():
                 self._create(own)
+            case Adopt(rank, uid, name):
+                self._adopt(own, rank, uid, name)
             case FindJob():
                 self._find(own)
             case MakeSecret(uid):
@@ -125,6 +134,8 @@ class Writer:
                 path = self._pod_path(seen.pods[rank])
                 note = {"metadata": {"annotations": {ENDED_BY: reason}}}
                 self._unless_gone(lambda: self.api.change(path, note))
+                if seen.pods[rank].adopted:
+                    self._say_of_pod(seen.pods[rank], "Stopped", f"gpuloom ends it: {reason.replace('_', ' ')}")
             case SetLimit(rank, _, limit_s):
                 text = None if limit_s is None else f"{limit_s:g}"
                 path = self._pod_path(seen.pods[rank])
@@ -190,6 +201,53 @@ class Writer:
             log.warning("run %s: its log is read later: %s", run, error)
         with self._lock:
             own.attempt.members[rank].ended = RunExit(None, None, EndReason.RESIZED, "", time.time())
+
+    def _adopt(self, own: Kept, rank: int, uid: str, name: str) -> None:
+        """Take a pod that somebody else has made, unless it is somebody's by now."""
+        path = self._path("/api/v1", "pods", name)
+        try:
+            about = self.api.get(path)["metadata"]
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return
+        if about["uid"] != uid or HOME in (about.get("labels") or {}) or "deletionTimestamp" in about:
+            return
+        with self._lock:
+            members = [[one.node, len(one.spec.gpus) if one.spec else 0] for one in own.attempt.members.values()]
+            hold = own.attempt.members[rank].hold
+        run = run_name_of(own.attempt.name)
+        notes = {ADOPTED: "true", MEMBERS: json.dumps(members), RANK: str(rank), ENDED_BY: None}
+        change = {
+            "resourceVersion": about["resourceVersion"],  # of two homes one takes it
+            "labels": {HOME: self.setup.home, RUN: own.attempt.name, JOB: None if run is None else str(run.job)},
+            "annotations": {**notes, HOLD: "true" if hold else None},
+        }
+        self._unless_gone(lambda: self.api.change(path, {"metadata": change}))
+
+    def _give_back(self, pod: Pod) -> None:
+        """Nothing of ours is left on a pod that somebody else has made."""
+        about = pod.item["metadata"]
+        mine = dict.fromkeys((ADOPTED, MEMBERS, RANK, HOLD))
+        change = {
+            "resourceVersion": about["resourceVersion"],
+            "labels": {HOME: None, RUN: None},
+            "annotations": mine,
+            "finalizers": [one for one in about.get("finalizers") or () if one != FINALIZER] or None,
+        }
+        self._unless_gone(lambda: self.api.change(self._pod_path(pod), {"metadata": change}))
+
+    def _bind(self, pod: Pod, node: str) -> None:
+        """Let a pod go that waits for a scheduler of our name. Raises ApiError."""
+        path = self._pod_path(pod)
+        if not pod.held:
+            held = [*(pod.item["metadata"].get("finalizers") or ()), FINALIZER]
+            version = pod.item["metadata"]["resourceVersion"]
+            self.api.change(path, {"metadata": {"finalizers": held, "resourceVersion": version}})
+        about = {"name": pod.name, "namespace": self.setup.namespace, "uid": pod.uid}
+        target = {"apiVersion": "v1", "kind": "Node", "name": node}
+        item = {"apiVersion": "v1", "kind": "Binding", "metadata": about, "target": target}
+        self.api.create(f"{path}/binding", item)
 
     def _find(self, own: Kept) -> None:
         found = True
@@ -306,29 +364,11 @@ class Writer:
         self._make_once("configmaps", item)
 
     def _say(self, name: str, uid: str, reason: str, message: str) -> None:
-        """An Event of a Job, for `kubectl describe`. What can't be said is left unsaid."""
-        about = {"name": f"{name}.{time.time_ns():x}", "namespace": self.setup.namespace}
-        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        item = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": about,
-            "involvedObject": {
-                **self._owner(name, uid),
-                "namespace": self.setup.namespace,
-            },
-            "type": "Normal",
-            "reason": reason,
-            "message": message,
-            "source": {"component": "gpuloom"},
-            "firstTimestamp": stamp,
-            "lastTimestamp": stamp,
-            "count": 1,
-        }
-        try:
-            self.api.create(self._path("/api/v1", "events"), item)
-        except (ApiError, OSError) as error:
-            log.info("%s: %s: %s", name, message, error)
+        """An Event of a Job."""
+        say(self.api, self.setup.namespace, self._owner(name, uid), reason, message)
+
+    def _say_of_pod(self, pod: Pod, reason: str, message: str) -> None:
+        say(self.api, self.setup.namespace, pod_reference(pod.name, pod.uid), reason, message)
 
     def _make_once(self, plural: str, item: Object) -> None:
         try:
@@ -362,6 +402,13 @@ class Writer:
             if member.stop is not None:
                 return
             member.pod = uid  # it may have been let go, whatever is answered
+        if pod.adopted:
+            run = run_name_of(own.attempt.name)
+            number = "" if run is None else f" (`gpuloom show {run.job}`)"
+            self._say_of_pod(pod, "Placed", f"gpuloom lets it go to node {member.node}{number}")
+        if not any(one.get("name") == GATE for one in pod.item["spec"].get("schedulingGates") or ()):
+            self._unless_gone(lambda: self._bind(pod, member.node))
+            return
         try:
             if seen.job.in_place:
                 values = {**values, MEMBERS: json.dumps([list(one) for one in seen.job.members])}
@@ -375,7 +422,7 @@ class Writer:
 
     def _notice(self, attempt: Attempt, rank: int, pod: Pod) -> None:
         stop = attempt.members[rank].stop
-        if not self.setup.claim or stop is None:
+        if not self.setup.claim or stop is None or pod.adopted:
             return
         annotations = pod.item["metadata"].get("annotations") or {}
         folder = run_directory(self.setup.runs, first_run(annotations, run_of(attempt.name, rank)))
@@ -420,6 +467,9 @@ class Writer:
             self._say(seen.job.name, seen.job.uid, "MemberRestarted", text)
 
     def _release(self, pod: Pod) -> None:
+        if pod.adopted:
+            self._give_back(pod)
+            return
         held = list(pod.item["metadata"].get("finalizers") or ())
         if FINALIZER in held:
             place = f"/metadata/finalizers/{held.index(FINALIZER)}"

@@ -20,7 +20,7 @@ from gpuloom.executors.node import RunSpec
 from gpuloom.executors.port import Cause, ExecutorError, RunStatus, not_run
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch.in_place import goes_on, in_members, resizes_in_place
-from gpuloom.live.dispatch.launch import run_specs
+from gpuloom.live.dispatch.launch import OddPlaceError, run_specs
 from gpuloom.live.dispatch.ports import identity_for
 from gpuloom.live.dispatch.resizes import limit_left_s, resized_draft, resizes_of
 from gpuloom.live.dispatch.starts import Starts
@@ -322,6 +322,8 @@ class Dispatch:
     def _in_members(self, number: int) -> Allocation:
         """What a job was given, with the members that it is to have there."""
         job, given = self.book.jobs[number], self.claims.grants[number]
+        if job.spec.adopted:
+            return in_members(given, job.spec.replica_gpus or 1)
         if job.spec.replicas is None or not resizes_in_place(job.spec, given, self.gangs.capabilities):
             return given
         before = self.ledger.store.attempts([number]) if job.attempts else ()
@@ -370,7 +372,8 @@ class Dispatch:
             try:
                 specs = self._specs(job, attempt)
             except InputError as error:
-                self._not_started(attempt, Cause.JOB, str(error), now)
+                cause = Cause.PLACE if isinstance(error, OddPlaceError) else Cause.JOB
+                self._not_started(attempt, cause, str(error), now)
                 continue
             try:
                 if self.claims.on(Step.ASK, number) is Do.ASK_FOR_IT:

@@ -9,12 +9,17 @@ from dataclasses import replace
 from gpuloom.core.errors import InputError
 from gpuloom.core.job import Attempt, DeviceKind, Job, NodeRecord, gpus_in
 from gpuloom.core.spec import Launcher, OnPreempt
+from gpuloom.core.sums import sum_ints
 from gpuloom.executors.node import Peer, RunSpec
 from gpuloom.executors.recognise import launcher_for, once_per_gpu
 from gpuloom.live.dispatch.ports import port_of
 from gpuloom.live.dispatch.slurm_env import slurm_variables
 from gpuloom.sharing.job_profile import job_profile
 from gpuloom.sharing.shim.attach import MEMORY
+
+
+class OddPlaceError(InputError):
+    """A job's pods don't fit on the GPUs that it was given."""
 
 
 def run_specs(
@@ -35,11 +40,15 @@ def run_specs(
     members may go on in the next attempt. rehearse_s: as in `RunRequest`.
 
     Raises:
+        OddPlaceError: it can't be run there, as its pods are not to be cut.
         InputError: it can't be run any more; says why.
     """
     if environment is None and job.spec.env:
         raise InputError("the values of its environment variables are no longer kept: submit it again")
-    members = attempt.allocation
+    members, each = attempt.allocation, job.spec.replica_gpus
+    if job.spec.adopted and (odd := next((one for one in members if len(one[1]) != each), None)) is not None:
+        given = sum_ints(len(gpus) for node, gpus in members if node == odd[0])
+        raise OddPlaceError(f"its pods have {each} GPUs each, and node {odd[0]} has {given} for it")
     own = {**(environment or {}), **_said_to_every_job(job), **_said_of_sizes(job, gpus_in(members))}
     uuids = tuple(_uuids(nodes, name, gpus) for name, gpus in members)
     peers = tuple(Peer(name, nodes[name].address, len(gpus)) for name, gpus in members)

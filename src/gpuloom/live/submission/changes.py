@@ -16,6 +16,7 @@ from typing import Any
 from gpuloom.core.errors import ConflictError, InputError, NotFoundError
 from gpuloom.core.job import ACTIVE, ENDED, EndReason, Job, Phase
 from gpuloom.core.masked import unmasked
+from gpuloom.core.spec import spec_of
 from gpuloom.live.planning.estimates import like_of
 from gpuloom.live.records.forgetting import KEEP_ENVIRONMENTS_S
 from gpuloom.live.records.ledger import Draft
@@ -41,6 +42,10 @@ WHILE_ACTIVE = frozenset(
     }
 )
 """Fields of a spec that may change while the job runs."""
+OF_ADOPTED = frozenset(
+    {"name", "priority", "estimate", "speeds", "on_preempt", "model", "gpu_types", "after", "after_any"}
+)
+"""Fields that may change of a job whose pods somebody else has made."""
 NEVER = frozenset({"array", "hold"})
 
 Work = Callable[[list[Job]], Collection[int] | None]
@@ -218,6 +223,8 @@ class JobChanges:
 
     def _changed(self, job: Job, changes: Mapping[str, Any]) -> _Changed:
         """The spec of a job, and of all that share it, with these changes."""
+        if job.spec.adopted:
+            return self._changed_adopted(job, changes)
         spec = job_spec({**within_bounds(job.spec.to_json()), **changes}, source=f"job {job.id}")
         before = (self._store.environment(job.spec_id) or {}) if spec.env else {}
         spec = spec.model_copy(update={"env": unmasked(spec.env, before)})
@@ -231,6 +238,25 @@ class JobChanges:
         }
         as_before = all(getattr(kept, name) == getattr(job.spec, name) for name in changes) and spec.env == before
         return _Changed(spec, kept.to_json(), also, as_before=as_before)
+
+    def _changed_adopted(self, job: Job, changes: Mapping[str, Any]) -> _Changed:
+        """The same of a job whose pods somebody else has made: what they ask for is theirs to say."""
+        if fixed := sorted(changes.keys() - OF_ADOPTED):
+            raise ConflictError(
+                f"job {job.id} was not made by gpuloom: {', '.join(fixed)} can't be changed here (what can: "
+                f"{', '.join(sorted(OF_ADOPTED))})"
+            )
+        said = job_spec({"command": list(job.spec.command), **changes}, source=f"job {job.id}")
+        kept = spec_of({**job.spec.to_json(), **{name: said.to_json()[name] for name in changes}})
+        like = like_of(kept, job.user, kept.gpus, job.array_id)
+        estimate = self._scheduler.estimates.of(like, given_s=kept.estimate, time_limit_s=kept.time_limit)
+        also = {
+            "after": [list(entry) for entry in said.dependencies()],
+            "estimate_s": estimate.total_s,
+            "estimate_from": estimate.source.value,
+        }
+        as_before = all(getattr(kept, name) == getattr(job.spec, name) for name in changes)
+        return _Changed(said, kept.to_json(), also, as_before=as_before, checked=True)
 
     def _write(self, drafts: Iterable[Draft]) -> None:
         self._scheduler.ledger.write(list(drafts))

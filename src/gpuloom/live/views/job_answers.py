@@ -351,7 +351,7 @@ class ShowView(TypedDict):
     job: JobView
     spec: Annotated[dict[str, Any], "What was asked for.", Fits("JobSpec")]
     launcher: Annotated[
-        Literal["direct", "torchrun", "horovod", "tensorflow", "accelerate launch", "deepspeed"] | None,
+        Literal["direct", "torchrun", "horovod", "tensorflow", "accelerate launch", "deepspeed", "pods"] | None,
         "What starts its processes, as it was asked for or recognised by the command; null: the command alone.",
     ]
     speeds: Annotated[list[SpeedView], "How fast it is on each GPU model, the slowest model first; none: there is one."]

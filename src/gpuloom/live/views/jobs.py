@@ -247,7 +247,7 @@ def show_view(
     run. need: its memory on one GPU; None: not known. makes_way: None: it does not run."""
     return {
         "job": view,
-        "spec": spec.to_json(),
+        "spec": {**spec.to_json(), "launcher": None} if spec.adopted else spec.to_json(),
         "launcher": None if (launcher := launcher_for(spec)) is None else launcher.value,
         "speeds": [speed_view(model, speed) for model, speed in pace.speeds.items()],
         "sizes": size_views(spec, pace),

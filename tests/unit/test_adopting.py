@@ -1,0 +1,174 @@
+"""Jobs that others make in a cluster, without one: what is read of their pods, and what is written next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fake_kubernetes.cluster import pod
+from gpuloom.core.end_reason import EndReason
+from gpuloom.core.spec import Launcher
+from gpuloom.executors.gang import Gang
+from gpuloom.executors.kubernetes.pods import Pod, pod_of
+from gpuloom.executors.kubernetes.there import There
+from gpuloom.executors.kubernetes.wanted import (
+    Adopt,
+    Attempt,
+    DeletePod,
+    Member,
+    Note,
+    Offered,
+    Open,
+    Release,
+    Seen,
+    Stop,
+    end_without_pod,
+    found_of,
+    writes_for,
+)
+from gpuloom.executors.node import RunSpec
+from gpuloom.executors.orders import Stop as StopMember
+from gpuloom.executors.port import RunExit, RunPhase, RunStatus
+from gpuloom.kubernetes.objects import Reader
+
+RUN = "7.1-00"
+GATES = [{"name": "gpuloom.io/queue"}]
+
+
+def attempt(members: int = 2, **more: Any) -> Attempt:
+    spec = RunSpec(RUN, ("train",), "", {}, (0,), (), launcher=Launcher.ADOPTED)
+    return Attempt(RUN, {rank: Member("n1", spec=spec, **more) for rank in range(members)}, adopted=True)
+
+
+def taken(rank: int, *, members: int = 2, gated: bool = True, by_name: bool = False, **more: Any) -> Pod:
+    """A pod of somebody else that is a member by now."""
+    notes = {"adopted": "true", "rank": str(rank), "members": str([["n1", 1]] * members).replace("'", '"')}
+    item = pod(f"made-{rank}", labels={"gpuloom.io/run": RUN, "gpuloom.io/home": "h"},
+               annotations={f"gpuloom.io/{name}": text for name, text in notes.items()}, **more)  # fmt: skip
+    item["metadata"] |= {"uid": f"u{rank}", "finalizers": [] if gated else ["gpuloom.io/end"]}
+    if by_name:
+        item["spec"]["schedulerName"] = "gpuloom"
+    elif gated:
+        item["spec"]["schedulingGates"] = GATES
+    found = pod_of(item)
+    assert found is not None
+    return found
+
+
+def seen(*pods: Pod) -> Seen:
+    there = There()
+    for one in pods:
+        there.pod(None, one)
+    return there.of(RUN)
+
+
+def test_members_are_taken_once_there_are_enough() -> None:
+    one = attempt()
+    assert writes_for(one, Seen(), 0.0, 0.0) == []
+    one.offered = (Offered("u0", "made-0"),)
+    assert writes_for(one, Seen(), 0.0, 0.0) == []
+    one.offered = (*one.offered, Offered("u1", "made-1"), Offered("u2", "made-2"))
+    assert writes_for(one, Seen(), 0.0, 0.0) == [Adopt(0, "u0", "made-0"), Adopt(1, "u1", "made-1")]
+    one.offered = (Offered("u1", "made-1"),)
+    assert writes_for(one, seen(taken(0)), 0.0, 0.0) == [Adopt(1, "u1", "made-1")], "the first one is taken"
+    one.members[1].spec = None
+    assert writes_for(one, seen(taken(0)), 0.0, 0.0) == [], "not all of it was asked for"
+
+
+def test_who_is_told_to_begin_is_let_go() -> None:
+    one = attempt(go=True)
+    assert writes_for(one, seen(taken(0), taken(1)), 0.0, 0.0) == [Open(0, "u0"), Open(1, "u1")]
+    assert taken(0, by_name=True).gated, "its scheduler is gpuloom"
+    assert not taken(0, by_name=True, nodeName="n1").gated
+
+
+def test_what_is_over_is_given_back_and_nothing_of_it_is_deleted() -> None:
+    one = attempt()
+    for member in one.members.values():
+        member.acknowledged = True
+    assert writes_for(one, seen(taken(0, gated=False)), 0.0, 0.0) == [Release(0, "u0")]
+
+
+def test_who_is_told_to_end_before_it_began_goes_back_to_its_gate() -> None:
+    one = attempt(stop=Stop(EndReason.PREEMPTED, 5.0))
+    there = seen(taken(0), taken(1, gated=False))
+    assert writes_for(one, there, 0.0, 0.0) == [Note(1, "u1", "preempted")], "its Job is nobody's to delete"
+    how = end_without_pod(one, 0, there)
+    assert how is not None
+    assert how.reason is EndReason.PREEMPTED
+    assert end_without_pod(one, 1, there) is None, "it is being ended"
+    noted = taken(1, gated=False)
+    noted.item["metadata"]["annotations"]["gpuloom.io/ended-by"] = "preempted"
+    again = pod_of(noted.item)
+    assert again is not None
+    assert writes_for(one, seen(taken(0), again), 0.0, 0.0) == [DeletePod(1, "u1", 5.0)]
+
+
+def test_one_that_is_found_is_known_to_be_somebody_else_s() -> None:
+    there = seen(taken(0), taken(1))
+    assert there.job is not None
+    assert (there.job.adopted, there.job.members, there.job.replicas) == (True, (("n1", 1), ("n1", 1)), 2)
+    found = found_of(RUN, there.job.members, hold=True, adopted=there.job.adopted)
+    assert writes_for(found, there, 0.0, 0.0) == [], "nobody has asked for it"
+
+
+def test_a_container_that_is_begun_anew_in_its_pod_is_not_its_end() -> None:
+    ended = {"terminated": {"exitCode": 1, "finishedAt": "2026-01-01T00:00:00Z"}}
+    one = taken(0, gated=False, nodeName="n1")
+    one.item["status"] = {"phase": "Running", "containerStatuses": [{"name": "main", "state": ended}]}
+    assert not pod_of(one.item).over  # type: ignore[union-attr]
+    one.item["status"]["phase"] = "Failed"
+    assert pod_of(one.item).over  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("rank", "fits"), [("1", True), ("2", False), ("-1", False), ("x", False)])
+def test_the_member_that_a_pod_is(rank: str, fits: bool) -> None:
+    item = taken(0).item
+    item["metadata"]["annotations"]["gpuloom.io/rank"] = rank
+    assert (pod_of(item) is not None) == fits
+
+
+def test_its_container_is_the_one_with_the_gpus() -> None:
+    item = taken(0).item
+    sidecar = {"name": "logs", "image": "x", "resources": {"limits": {"cpu": "8"}}}
+    item["spec"]["containers"] = [sidecar, {**item["spec"]["containers"][0], "name": "trainer"}]
+    assert pod_of(item).container == "trainer"  # type: ignore[union-attr]
+    item["spec"]["containers"][0]["name"] = "main"
+    assert pod_of(item).container == "main"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("spec", "comes"),
+    [
+        ({}, False),
+        ({"schedulingGates": GATES}, True),
+        ({"schedulingGates": [{"name": "other/gate"}, *GATES]}, True),
+        ({"schedulingGates": [{"name": "other/gate"}]}, False),
+        ({"schedulerName": "gpuloom"}, True),
+        ({"schedulerName": "gpuloom", "schedulingGates": [{"name": "other/gate"}]}, False),
+        ({"schedulerName": "gpuloom", "nodeName": "n1"}, False),
+    ],
+)
+def test_which_pods_wait_for_gpuloom(spec: dict[str, Any], comes: bool) -> None:
+    item = pod("one", annotations={"gpuloom.io/user": "ada", "gpuloom.io/other": "x"}, **spec)
+    item["metadata"]["uid"] = "u"
+    item["status"] = {"phase": "Pending"}
+    found = Reader().pod(item)
+    assert found is not None
+    assert (found.comes, dict(found.notes)) == (comes, {"user": "ada"})
+    assert (found.asked.grace_s, found.home) == (30.0, "")
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_the_first_one_s_good_end_hurries_only_a_gang_of_ours(apart: bool) -> None:
+    members = [(RUN, "n1"), ("7.1.1-00", "n1")]
+    gang = Gang(RUN, members, 1.0, apart=apart)
+    gang.start(0.0)
+    for rank, (run, _) in enumerate(members):
+        gang.heard(rank, RunStatus(run, RunPhase.PREPARED), 0.0)
+    for rank, (run, _) in enumerate(members):
+        gang.heard(rank, RunStatus(run, RunPhase.RUNNING), 0.0)
+    gang.heard(0, RunStatus(RUN, RunPhase.EXITED, exit=RunExit(0, None, None, "", 1.0)), 1.0)
+    orders = gang.look(100.0) + gang.look(200.0)
+    assert any(isinstance(order, StopMember) for order in orders) != apart
