@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo quick test test-training coverage chaos mutants check static api-check properties format bench live speed fidelity figures learning league heterogeneous elastic pollux reference pictures docs clean
+.PHONY: help setup demo quick test pages test-training coverage chaos mutants check static api-check properties format bench live speed fidelity figures learning league heterogeneous elastic pollux reference pictures docs clean
 .DEFAULT_GOAL := help
 
 help: ## Show the targets
@@ -25,8 +25,7 @@ demo: $(STAMP) ## Run eight small jobs on a scheduler of their own, and compare 
 READ := build/tests-read-$(notdir $(VENV))
 
 # Compiled modules are kept for the next run, and for the programs that tests start, wherever the machine says otherwise.
-quick test test-training $(READ): export PYTHONDONTWRITEBYTECODE =
-quick: export GPULOOM_QUICK = 1
+quick test pages test-training $(READ): export PYTHONDONTWRITEBYTECODE =
 
 $(READ): | $(STAMP)
 	@mkdir -p build
@@ -38,8 +37,11 @@ $(READ): | $(STAMP)
 quick: $(STAMP) $(READ) ## Run the tests that take little time: while working (less than 2 minutes on 2 cores)
 	@$(BIN)/python -m pytest -n 4 --dist worksteal -m "not slow" --ignore tests/docs
 
-test: $(STAMP) $(READ) ## Run all tests (less than 12 minutes on 2 cores)
-	@$(BIN)/python -m pytest -n 8 --dist worksteal
+test: $(STAMP) $(READ) ## Run all tests of the program (less than 12 minutes on 2 cores)
+	@$(BIN)/python -m pytest -n 8 --dist worksteal --ignore tests/docs
+
+pages: $(STAMP) $(READ) ## Run what the docs and the README say, page by page, as it is written
+	@$(BIN)/python -m pytest -n 4 --dist worksteal tests/docs
 
 # PyTorch and the frameworks are large: they have an environment of their own, and tests start their scripts with it.
 TRAINING := build/training
@@ -68,12 +70,12 @@ static: $(STAMP) ## Format, lint, strict types, import rules
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-check: static test ## All that CI runs
+check: static test pages ## All that CI runs
 
 api-check: $(STAMP) ## Send the API 200 requests of each kind that fit its schema or don't (schemathesis)
 	@GPULOOM_API_EXAMPLES=200 $(BIN)/python -m pytest tests/property/test_api_schema.py --timeout 3600
 
-properties: $(STAMP) ## Try twenty times as many random examples as `test` does, and other ones each time (EXAMPLES=4)
+properties: $(STAMP) ## Try thirty times as many random examples as `test` does, and other ones each time (EXAMPLES=4)
 	@GPULOOM_EXAMPLES=$(or $(EXAMPLES),4) $(BIN)/python -m pytest -n 2 --dist worksteal --timeout 3600 tests/property
 
 format: $(STAMP) ## Put the code in shape

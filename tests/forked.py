@@ -42,7 +42,7 @@ _NEEDED = (
     "httpx",
     "numpy",
 )
-_READS = ("PYTHON", "LD_", "OPENBLAS", "OMP_", "COVERAGE", "GPULOOM_NVML", "GPULOOM_QUICK")
+_READS = ("PYTHON", "LD_", "OPENBLAS", "OMP_", "COVERAGE", "GPULOOM_NVML")
 """Variables that count when a process begins, or modules are imported."""
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-QUICK = bool(os.environ.get("GPULOOM_QUICK"))
 NO_TRAINING = "training environment: make test-training"
 """Why tests with real frameworks are skipped where `make test` runs them: they have an environment of their own."""
 
@@ -26,7 +25,6 @@ def mostly_slow(values: Iterable[Any], *quick: Any) -> list[Any]:
 
 
 def examples(number: int) -> int:
-    """How many examples are tried, of a number that leaves little to find: a seventh of them, under `make quick` an
-    eighth, but at least five. `make properties` tries more: GPULOOM_EXAMPLES times that number."""
-    share = 1 / 8 if QUICK else float(os.environ.get("GPULOOM_EXAMPLES", "0.15"))
-    return max(min(5, number), round(number * share))
+    """How many examples are tried, of a number that leaves little to find: an eighth of them, but at least four. `make
+    properties` tries more: GPULOOM_EXAMPLES times that number."""
+    return max(min(4, number), round(number * float(os.environ.get("GPULOOM_EXAMPLES", "0.125"))))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fake_kubernetes.cluster import JOB, VCJOB, owner
+from fake_kubernetes.cluster import JOB, POD, VCJOB, owner
 from fake_kubernetes.cluster import pod as pod_of
 from fake_kubernetes.kinds import BY_PATH
 from gpuloom.client import Client
@@ -110,6 +110,61 @@ def test_an_indexed_job_starts_as_a_whole_and_begins_anew_when_its_controller_sa
     assert client.job(job)["attempts"] >= 2
     until(lambda: world.items(JOB)[0]["status"].get("succeeded") == 4, "all to have succeeded", 30.0)
     until(lambda: not any(map(ours, world.items())), "nothing of ours to be left")
+
+
+def test_pods_that_come_later_are_jobs_of_their_own(world: World) -> None:
+    """Its owner scales it up, and one of its first pods fails: the others run on, and each new pod has its turn."""
+    client = world.up()
+    end = world.folder / "end"
+    text = f"while ! test -e {end}; do test -e {end}-$INDEX && rm {end}-$INDEX && exit 3; sleep 0.05; done"
+    item = indexed("scaled", 2, 1, text)
+    where = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
+    item["spec"]["template"]["spec"]["containers"][0]["env"] = [{"name": "INDEX", "valueFrom": where}]
+    world.cluster.create(item, JOB)
+    job = job_named(client, "scaled")
+    until(lambda: phase(client, job) == "running", "it to run")
+    first = {one["metadata"]["uid"] for one in world.items()}
+    world.cluster.change("scaled", JOB, completions=3, parallelism=3)
+    until(lambda: len(list(client.jobs())) == 2, "the third pod to be a job", 60.0)
+    (world.folder / "end-1").touch()
+    until(lambda: len(list(client.jobs())) == 3, "what comes in the place of the second one to be a job", 60.0)
+
+    def run() -> list[str]:
+        return sorted(one["metadata"]["uid"] for one in world.items() if one["status"].get("phase") == "Running")
+
+    until(lambda: len(run()) == 3, "three to run", 30.0)
+    assert len(first & set(run())) == 1
+    assert phase(client, job) == "running"
+    end.touch()
+    assert ended(client, job)["state"] == "failed", "one of its pods has"
+    others = [one["id"] for one in client.jobs() if one["id"] != job]
+    assert [ended(client, one)["state"] for one in others] == ["finished"] * 2
+    until(lambda: world.items(JOB)[0]["status"].get("succeeded") == 3, "all to have succeeded", 30.0)
+    until(lambda: not any(map(ours, world.items())), "nothing of ours to be left")
+
+
+def test_pods_that_are_to_be_apart(world: World) -> None:
+    client = world.up()
+    world.cluster.create(indexed("tasks", 6, 1, "sleep 0.2", annotations={"gpuloom.io/apart": "true"}), JOB)
+    until(lambda: len([one for one in client.jobs() if one["state"] == "finished"]) == 6, "all to run", 60.0)
+    assert len(list(client.jobs())) == 6
+
+
+def test_who_is_taken_away_as_the_work_is_done_has_finished(world: World) -> None:
+    client = world.up()
+    pods_of = template(1, "sleep 600")
+    task = {"name": "worker", "replicas": 2, "minAvailable": 2, "template": pods_of}
+    spec = {"schedulerName": "default-scheduler", "minAvailable": 2, "queue": "default", "tasks": [task]}
+    about = {"name": "vc"}
+    world.cluster.create(
+        {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": about, "spec": spec}, VCJOB
+    )
+    job = job_named(client, "vc")
+    until(lambda: phase(client, job) == "running", "it to run")
+    world.cluster.change("vc", VCJOB, status=True, state={"phase": "Completed"})
+    for name in pods(world):
+        world.api.store.delete(POD, "default", name, {"gracePeriodSeconds": 1})
+    assert ended(client, job)["state"] == "finished"
 
 
 def test_members_end_when_they_like(world: World) -> None:

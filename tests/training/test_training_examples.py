@@ -24,6 +24,7 @@ CASES = (
     ("keras_fit.py", "jax"),
     ("keras_fit.py", "tensorflow"),
     ("keras_2.py", ""),
+    ("keras_workers.py", ""),
     ("jax_loop.py", ""),
     ("unchanged.py", ""),
 )

@@ -10,7 +10,7 @@ from fake_kubernetes.cluster import pod
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.spec import Launcher
 from gpuloom.executors.gang import Gang
-from gpuloom.executors.kubernetes.pods import Pod, pod_of
+from gpuloom.executors.kubernetes.pods import Pod, ended_well, pod_of
 from gpuloom.executors.kubernetes.there import There
 from gpuloom.executors.kubernetes.wanted import (
     Adopt,
@@ -160,15 +160,37 @@ def test_which_pods_wait_for_gpuloom(spec: dict[str, Any], comes: bool) -> None:
     assert (found.asked.grace_s, found.home) == (30.0, "")
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_the_first_one_s_good_end_hurries_only_a_gang_of_ours(apart: bool) -> None:
+@pytest.mark.parametrize(("apart", "rank", "code"), [(False, 0, 0), (False, 1, 3), (True, 0, 0), (True, 1, 3)])
+def test_one_s_end_is_the_others_only_in_a_gang_of_ours(apart: bool, rank: int, code: int) -> None:
     members = [(RUN, "n1"), ("7.1.1-00", "n1")]
     gang = Gang(RUN, members, 1.0, apart=apart)
     gang.start(0.0)
-    for rank, (run, _) in enumerate(members):
-        gang.heard(rank, RunStatus(run, RunPhase.PREPARED), 0.0)
-    for rank, (run, _) in enumerate(members):
-        gang.heard(rank, RunStatus(run, RunPhase.RUNNING), 0.0)
-    gang.heard(0, RunStatus(RUN, RunPhase.EXITED, exit=RunExit(0, None, None, "", 1.0)), 1.0)
-    orders = gang.look(100.0) + gang.look(200.0)
+    for member, (run, _) in enumerate(members):
+        gang.heard(member, RunStatus(run, RunPhase.PREPARED), 0.0)
+    for member, (run, _) in enumerate(members):
+        gang.heard(member, RunStatus(run, RunPhase.RUNNING), 0.0)
+    ended = RunStatus(members[rank][0], RunPhase.EXITED, exit=RunExit(code, None, None, "", 1.0))
+    orders = gang.heard(rank, ended, 1.0) + gang.look(100.0) + gang.look(200.0)
     assert any(isinstance(order, StopMember) for order in orders) != apart
+    if apart:
+        assert gang.status.phase is RunPhase.RUNNING
+        other = 1 - rank
+        gang.heard(other, RunStatus(members[other][0], RunPhase.EXITED, exit=RunExit(0, None, None, "", 2.0)), 2.0)
+        assert gang.status.phase is RunPhase.EXITED
+        assert gang.status.exit is not None
+        assert gang.status.exit.exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("status", "done"),
+    [
+        ({}, False),
+        ({"state": {"phase": "Running"}}, False),
+        ({"state": {"phase": "Completing"}}, True),
+        ({"conditions": [{"type": "Complete", "status": "True"}]}, True),
+        ({"conditions": [{"type": "SuccessCriteriaMet", "status": "True"}]}, True),
+        ({"conditions": [{"type": "Complete", "status": "False"}, {"type": "Failed", "status": "True"}]}, False),
+    ],
+)
+def test_whether_an_owner_s_work_is_done(status: dict[str, Any], done: bool) -> None:
+    assert ended_well({"metadata": {}, "status": status}) == done

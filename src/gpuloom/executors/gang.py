@@ -70,8 +70,8 @@ class Gang:
         apart: bool = False,
     ) -> None:
         """members: (run, node) of each, in the order of ranks. grace_s: the job's, between notice and end. epoch_s:
-        what the clock's 0 is, in seconds since the epoch. apart: others may take as long as they like once the master
-        has ended well."""
+        what the clock's 0 is, in seconds since the epoch. apart: once all have begun, the end of one is nothing to the
+        others, be it good or bad."""
         self.run, self.grace_s, self._epoch_s, self._apart = run, grace_s, epoch_s, apart
         self._members = [_Member(*one) for one in members]
         self._phases = Counter[RunPhase | None]({None: len(self._members)})
@@ -301,7 +301,7 @@ class Gang:
             self._ended(rank, status.exit, now)
 
     def _ended(self, rank: int, how: RunExit, now: float) -> None:
-        if self._stopped:
+        if self._stopped or (self._apart and self._begun and how.reason is not EndReason.NOT_STARTED):
             return
         if self._decided is None:
             if not good(how):

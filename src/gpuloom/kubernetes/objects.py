@@ -501,7 +501,7 @@ def _index(labels: Mapping[str, Any], annotations: Mapping[str, Any]) -> int:
 
 
 _INDEX_LABELS = ("volcano.sh/task-index", "training.kubeflow.org/replica-index", "apps.kubernetes.io/pod-index")
-NOTES = ("user", "gpu-types", "model", "on-preempt")
+NOTES = ("user", "gpu-types", "model", "on-preempt", "apart")
 """Annotations `gpuloom.io/…` of a pod that say more of its job; `gpuloom.io/estimate` is read elsewhere, too."""
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from gpuloom.agent.inventory import model_name
@@ -58,11 +58,13 @@ _PATHS = {
 @dataclass(frozen=True, slots=True)
 class _Found:
     """A job as it stands in the cluster. waits: its pods that wait for us, in the order of members. ready: those are
-    all that it is to have now. origin: the object that makes them, if it is known."""
+    all that it is to have now. settled: for a while no other ones have come. origin: the object that makes them, where
+    that is known."""
 
     standing: Standing
     waits: tuple[PodSeen, ...]
     ready: bool
+    settled: bool
     origin: OriginSeen | None
 
 
@@ -103,6 +105,8 @@ class Adopting:
         """By job, since when nothing of it is to be seen."""
         self._waiting: set[int] = set()
         """Jobs that had not ended when they were last looked at."""
+        self._looked_up: set[str] = set()
+        """Pods that were asked for in the store by themselves."""
         self._told: set[tuple[str, str]] = set()
         """Annotations of pods that were said to be wrong."""
         self._why: dict[int, tuple[str, float]] = {}
@@ -163,15 +167,44 @@ class Adopting:
         """All jobs with pods that wait for us, or that we have, or of which that may be so again. By key."""
         pods = self._concerned()
         origins = [one for each in self._origins for one in each.items()]
+        singles = {pod.uid for pod in pods if pod.notes.get("apart") == "true" or self._is_single(pod)}
+        known = self._seen(pods, origins, singles, now_s)
+        # Pods that come while it runs (it was scaled up, or one has failed) are jobs of their own.
+        late = {pod.uid for key, one in known.items() if one.settled and self._runs(key) for pod in one.waits}
+        if late:
+            singles |= late
+            known = self._seen(pods, origins, singles, now_s)
+        return known
+
+    def _is_single(self, pod: PodSeen) -> bool:
+        """Whether a pod was a job of its own before, though it has an owner."""
+        if pod.owner is None or not (pod.comes or pod.home):
+            return False
+        if pod.uid not in self._looked_up:
+            self._looked_up.add(pod.uid)
+            self._number(pod.uid)
+        return self._numbers.get(pod.uid) is not None
+
+    def _runs(self, key: str) -> bool:
+        number = self._numbers.get(key)
+        job = None if number is None else self._scheduler.book.jobs.get(number)
+        return job is not None and job.phase is Phase.RUNNING
+
+    def _seen(
+        self, pods: Sequence[PodSeen], origins: Sequence[OriginSeen], singles: Set[str], now_s: float
+    ) -> dict[str, _Found]:
+        """By key. singles: uids of pods that are jobs of their own."""
         there = {pod.uid for pod in pods} | {one.uid for one in origins}
         self._told = {told for told in self._told if told[0] in there}
         self._deleted = {uid: at_s for uid, at_s in self._deleted.items() if uid in there}
+        self._looked_up &= there
         by_name = {pod.name: pod for pod in pods}
         by_uid = {one.uid: one for one in origins}
         makers = {*by_uid, *(one.owner.uid for one in origins if one.owner is not None)}
         since, found = self._since, dict[str, _Found]()
         self._since = {}
-        for one in standings(pods, origins, now_s):
+        loose = [replace(pod, owner=None, gang="") if pod.uid in singles else pod for pod in pods]
+        for one in standings(loose, origins, now_s):
             its = [by_name[name] for name in one.pods if name in by_name]
             waits = sorted((pod for pod in its if pod.comes and not pod.home), key=_order)
             if not (waits or any(pod.home == self._home for pod in its) or one.key in self._numbers):
@@ -188,7 +221,7 @@ class Adopting:
             all_there = made and sum_ints(pod.asked.gpus for pod in waits) == one.gpus
             alone = any(pod.uid == one.key for pod in its)
             ready = whole and (all_there or alone or ((number is not None or not made) and settled))
-            found[one.key] = _Found(one, tuple(waits), ready, origin)
+            found[one.key] = _Found(one, tuple(waits), ready, settled, origin)
         return found
 
     def _concerned(self) -> list[PodSeen]:

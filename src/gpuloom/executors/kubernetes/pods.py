@@ -273,6 +273,17 @@ def exit_of(pod: Pod) -> RunExit:
     return RunExit(code, number, None, pod.message, at_s)
 
 
+def ended_well(owner: Object) -> bool:
+    """Whether the work of a Job of Volcano, or of Kubernetes, is done: then its other pods are taken away."""
+    status = owner.get("status") or {}
+    if str((status.get("state") or {}).get("phase") or "") in ("Completing", "Completed"):
+        return True
+    conditions = status.get("conditions") or ()
+    return any(
+        one.get("type") in ("Complete", "SuccessCriteriaMet") and one.get("status") == "True" for one in conditions
+    )
+
+
 def leaves_node(pod: Pod) -> bool:
     """The cluster has it leave its node, where none like it could go on now."""
     return bool(pod.disrupted) or pod.reason in ("Evicted", "NodeLost", "Preempting", "Shutdown", "Terminated")

@@ -14,7 +14,7 @@ from pathlib import Path
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.errors import InputError
 from gpuloom.core.run_name import run_name_of
-from gpuloom.executors.kubernetes.kinds import VOLCANO, replicas_in
+from gpuloom.executors.kubernetes.kinds import KINDS, VOLCANO, replicas_in
 from gpuloom.executors.kubernetes.manifest import Manifest, Setup, direct_name, manifest, pinned, scaled, taken_over
 from gpuloom.executors.kubernetes.marks import (
     ADOPTED,
@@ -33,7 +33,7 @@ from gpuloom.executors.kubernetes.marks import (
     run_of,
 )
 from gpuloom.executors.kubernetes.pod_logs import PodFiles
-from gpuloom.executors.kubernetes.pods import Pod
+from gpuloom.executors.kubernetes.pods import Pod, ended_well
 from gpuloom.executors.kubernetes.wanted import (
     Adopt,
     Attempt,
@@ -433,8 +433,25 @@ class Writer:
 
     def _take_end(self, own: Kept, rank: int, pod: Pod) -> None:
         self._take_rest(own, rank)
+        how = end_of(own.attempt, rank, pod)
+        if pod.adopted and how.reason is EndReason.NODE and self._owner_is_done(pod):
+            how = RunExit(0, None, None, "its owner's work is done", how.at_s)
         with self._lock:
-            own.attempt.members[rank].ended = end_of(own.attempt, rank, pod)
+            own.attempt.members[rank].ended = how
+
+    def _owner_is_done(self, pod: Pod) -> bool:
+        """Whether a pod that was taken away is not needed any more. Raises ApiError."""
+        owner: Object = next(iter(pod.item["metadata"].get("ownerReferences") or ()), {})
+        group = str(owner.get("apiVersion"))
+        if owner.get("kind") != "Job" or group not in {kind.api_version for kind in KINDS.values()}:
+            return False
+        try:
+            item = self.api.get(self._path(f"/apis/{group}", "jobs", str(owner["name"])))
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return False
+        return item["metadata"]["uid"] == owner["uid"] and ended_well(item)
 
     def _take_rest(self, own: Kept, rank: int) -> None:
         """Of its log, whose pod is over."""
