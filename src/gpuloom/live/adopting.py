@@ -31,7 +31,6 @@ from gpuloom.live.planning.estimates import like_of
 from gpuloom.live.planning.reasons import why
 from gpuloom.live.records.ledger import Draft
 from gpuloom.live.scheduler import Scheduler
-from gpuloom.store.errors import StoreError
 from gpuloom.store.port import Submission
 from gpuloom.threads import Worker
 
@@ -144,7 +143,7 @@ class Adopting:
             return
         try:
             self._scheduler.do(lambda: self._take(found, now_s))
-        except StoreError as error:
+        except GpuloomError as error:  # a full disk, a job that has changed meanwhile: it is looked at again
             log.error("jobs that were made in the cluster can't be written down: %s", error)
             return
         offered: dict[int, tuple[Offered, ...]] = {}
