@@ -283,6 +283,8 @@ class FakeApi:
         kind = BY_PATH["", "v1", "pods"]
 
         def change(pod: Item) -> Item:
+            if "deletionTimestamp" in pod["metadata"]:
+                raise _conflict(name, f"pod {name} is being deleted, cannot be assigned to a host")
             if pod["spec"].get("nodeName"):
                 text = f'pod {name} is already assigned to node "{pod["spec"]["nodeName"]}"'
                 raise _conflict(name, text)

@@ -66,7 +66,7 @@ class Pods(RuleBasedStateMachine):
         self.api = FakeApi()
         self.cluster = Cluster(self.api)
         self.controllers = (Volcano(self.api.store), IndexedJobs(self.api.store, back_off_s=0.02))
-        self.kind = VOLCANO
+        self.kind, self.binds = VOLCANO, False
         for name in NODES:
             self.cluster.add_node(name, 8)
         self.config = self.api.kubeconfig(Path(self.folder.name) / "kubeconfig")
@@ -85,13 +85,14 @@ class Pods(RuleBasedStateMachine):
         self.wrong: list[str] = []
         self.pods: PodCluster
 
-    @initialize(kind=st.sampled_from(list(KINDS.values())))
-    def begin_with(self, kind: JobKind) -> None:
-        self.kind, self.pods = kind, self.new()
+    @initialize(kind=st.sampled_from(list(KINDS.values())), binds=st.booleans())
+    def begin_with(self, kind: JobKind, binds: bool) -> None:
+        self.kind, self.binds = kind, binds
+        self.pods = self.new()
 
     def new(self) -> PodCluster:
         runs = Path(self.folder.name) / "runs"
-        setup = Setup("default", "0123456789ab", runs, image="here:1", kind=self.kind)
+        setup = Setup("default", "0123456789ab", runs, image="here:1", kind=self.kind, binds=self.binds)
         pods = PodCluster(connect(self.config), setup, lambda node: "nvidia.com/gpu")
         pods.start()
         for node in NODES:
@@ -127,13 +128,13 @@ class Pods(RuleBasedStateMachine):
         for name, pods in list(self.adopted.items()):
             free = [there[pod] for pod in pods if pod in there and HOME not in there[pod]["metadata"].get("labels", {})]
             if name in self.specs:
-                waits = [one["metadata"] for one in free if one["spec"].get("schedulingGates")]
+                waits = [one["metadata"] for one in free if not one["spec"].get("nodeName")]
                 offered[int(name.partition(".")[0])] = tuple(
                     wanted.Offered(one["uid"], one["name"]) for one in waits if "deletionTimestamp" not in one
                 )
             for one in free:
                 over = one["status"].get("phase") in ("Succeeded", "Failed")
-                if over or (name not in self.specs and one["spec"].get("schedulingGates")):
+                if over or (name not in self.specs and not one["spec"].get("nodeName")):
                     assert not one["metadata"].get("finalizers"), "it is given back whole"
                     with suppress(Refused):
                         self.cluster.delete(one["metadata"]["name"])
@@ -179,7 +180,8 @@ class Pods(RuleBasedStateMachine):
         names = [f"made-{self.count}-{number}" for number in range(len(nodes) - lacks)]
         self.adopted[name] = names
         for one in names:
-            self.cluster.create(pod_of(one, 1, schedulingGates=[{"name": "gpuloom.io/queue"}]))
+            waits: dict[str, Any] = {"schedulerName": "gpuloom"} if self.binds else {}
+            self.cluster.create(pod_of(one, 1, **(waits or {"schedulingGates": [{"name": "gpuloom.io/queue"}]})))
         self.ask(name)
         self.all_at_work()
 
@@ -325,6 +327,7 @@ class Pods(RuleBasedStateMachine):
                 pod
                 for pod in self.api.store.items[POD].values()
                 if not pod["spec"].get("schedulingGates")
+                and (bound or pod["spec"].get("schedulerName") != "gpuloom")
                 and bool(pod["spec"].get("nodeName")) == bound
                 and pod["status"]["phase"] in ("Pending", "Running")
             ]
@@ -341,13 +344,22 @@ class Pods(RuleBasedStateMachine):
             terms = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
             node = terms["nodeSelectorTerms"][0]["matchFields"][0]["values"][0]
             about = pod["metadata"]
-            run = run_of(about["labels"]["gpuloom.io/run"], int(about["annotations"]["gpuloom.io/rank"]))
             with suppress(Refused):
                 self.cluster.bind(about["name"], node)
-                began = self.began.setdefault(run, set())
-                if "gpuloom.io/in-place" in about["annotations"] and not began & self.alive():
-                    began.clear()  # a member that failed may be replaced
-                began.add(about["uid"])
+                self.has_begun(about)
+        for pod in self.items(bound=True):  # by us
+            about = pod["metadata"]
+            if pod["status"]["phase"] == "Pending" and "deletionTimestamp" not in about:
+                with suppress(Refused):
+                    self.cluster.bind(about["name"], pod["spec"]["nodeName"])
+                    self.has_begun(about)
+
+    def has_begun(self, about: Any) -> None:
+        run = run_of(about["labels"]["gpuloom.io/run"], int(about["annotations"]["gpuloom.io/rank"]))
+        began = self.began.setdefault(run, set())
+        if "gpuloom.io/in-place" in about["annotations"] and not began & self.alive():
+            began.clear()  # a member that failed may be replaced
+        began.add(about["uid"])
 
     @rule(pick=PICK, code=st.sampled_from([0, 1, 137]))
     def one_ends(self, pick: int, code: int) -> None:

@@ -16,6 +16,7 @@ from gpuloom.executors.kubernetes.wanted import (
     Adopt,
     Attempt,
     DeletePod,
+    FindJob,
     Member,
     Note,
     Offered,
@@ -94,15 +95,16 @@ def test_who_is_told_to_end_before_it_began_goes_back_to_its_gate() -> None:
     one = attempt(stop=Stop(EndReason.PREEMPTED, 5.0))
     there = seen(taken(0), taken(1, gated=False))
     assert writes_for(one, there, 0.0, 0.0) == [Note(1, "u1", "preempted")], "its Job is nobody's to delete"
-    how = end_without_pod(one, 0, there)
+    assert end_without_pod(one, 0, there) is None, "it may be let go meanwhile"
+    assert end_without_pod(one, 1, there) is None, "it is being ended"
+    how = end_without_pod(one, 0, seen(taken(1, gated=False)))
     assert how is not None
     assert how.reason is EndReason.PREEMPTED
-    assert end_without_pod(one, 1, there) is None, "it is being ended"
     noted = taken(1, gated=False)
     noted.item["metadata"]["annotations"]["gpuloom.io/ended-by"] = "preempted"
     again = pod_of(noted.item)
     assert again is not None
-    assert writes_for(one, seen(taken(0), again), 0.0, 0.0) == [DeletePod(1, "u1", 5.0)]
+    assert writes_for(one, seen(taken(0), again), 0.0, 0.0) == [Release(0, "u0"), DeletePod(1, "u1", 5.0)]
 
 
 def test_one_that_is_found_is_known_to_be_somebody_else_s() -> None:
@@ -194,3 +196,33 @@ def test_one_s_end_is_the_others_only_in_a_gang_of_ours(apart: bool, rank: int, 
 )
 def test_whether_an_owner_s_work_is_done(status: dict[str, Any], done: bool) -> None:
     assert ended_well({"metadata": {}, "status": status}) == done
+
+
+def test_an_orphan_is_nobody_else_s() -> None:
+    """Somebody deletes the Job of an elastic attempt and leaves its pods: they stay what their labels say."""
+    item = taken(0, gated=False, nodeName="n1").item
+    item["metadata"]["annotations"] |= {"gpuloom.io/in-place": "true"}
+    del item["metadata"]["annotations"]["gpuloom.io/adopted"]
+    item["metadata"]["labels"] |= {"volcano.sh/task-index": "0", "volcano.sh/task-spec": "worker"}
+    owned = {**item, "metadata": {**item["metadata"], "ownerReferences": [{"kind": "Job", "name": "j", "uid": "j1"}]}}
+    before, after = pod_of(owned), pod_of(item)
+    assert before is not None
+    assert after is not None
+    assert (before.job, after.job, after.in_place) == ("j1", "", True)
+    there = There()
+    there.pod(None, before)
+    there.pod(before, after)
+    assert there.of(RUN).pods == {0: after}
+    assert there.of("8.1-00") == Seen()
+    there.pod(after, None)
+    assert there.of(RUN) == Seen()
+
+
+def test_pods_that_may_have_been_taken_are_looked_for_before_it_ends() -> None:
+    one = attempt(stop=Stop(EndReason.PREEMPTED, 5.0))
+    one.maybe = True
+    assert writes_for(one, Seen(), 0.0, 0.0) == [FindJob()]
+    assert end_without_pod(one, 0, Seen()) is None
+    one.maybe = False
+    assert writes_for(one, Seen(), 0.0, 0.0) == []
+    assert end_without_pod(one, 0, Seen()) is not None

@@ -51,6 +51,12 @@ OPTIONS = (
     ),
     click.option("--queue", metavar="NAME", help="With Volcano: its queue [default]."),
     click.option(
+        "--placement",
+        type=click.Choice(["gate", "bind"]),
+        help="With kubernetes: gate: pods wait at a gate, are pinned to a node, and kube-scheduler binds them there; "
+        "bind: gpuloom binds them itself, without regard to volumes and claims [gate].",
+    ),
+    click.option(
         "--gpu-resource",
         "gpu_resources",
         multiple=True,
@@ -72,6 +78,7 @@ _NAMES = {
     "runs_claim": "--runs-claim",
     "job_kind": "--job-kind",
     "queue": "--queue",
+    "placement": "--placement",
     "gpu_resources": "--gpu-resource",
     "standby": "--standby",
 }

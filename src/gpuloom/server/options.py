@@ -23,8 +23,8 @@ class KubernetesOptions:
 
     namespace: None: the context's own. image: of jobs that name none. pod_template: a file. runs_claim: 'CLAIM' or
     'CLAIM/FOLDER'. job_kind: a word of executors/kubernetes/kinds.py; None: what the home had, or the cluster has.
-    queue: of Volcano. gpu_resources: names under which nodes offer GPUs; none: the usual ones. standby: wait while
-    another scheduler acts for this home.
+    queue: of Volcano. placement: 'gate' or 'bind'; None: gate. gpu_resources: names under which nodes offer GPUs; none:
+    the usual ones. standby: wait while another scheduler acts for this home.
     """
 
     kubeconfig: Path | None = None
@@ -35,5 +35,6 @@ class KubernetesOptions:
     runs_claim: str = ""
     job_kind: str | None = None
     queue: str = "default"
+    placement: str | None = None
     gpu_resources: tuple[str, ...] = ()
     standby: bool = False

@@ -45,6 +45,7 @@ def pod_nodes_of(options: KubernetesOptions, home: Home) -> PodNodes:
             options.runs_claim,
             options.queue,
             kind,
+            options.placement == "bind",
         )
         return PodNodes(api, PodOptions(setup, options.gpu_resources))
     except BaseException:

@@ -415,6 +415,8 @@ class PodCluster:
         attempt, dues = own.attempt, list[float]()
         if attempt.adopted and (run := run_name_of(attempt.name)) is not None:
             attempt.offered = self._offered.get(run.job, ())
+            if len(seen.pods) == len(attempt.members):
+                attempt.maybe = False
         if seen.job is not None:
             own.job_seen = attempt.made = True
             attempt.job = seen.job.name

@@ -51,6 +51,7 @@ from gpuloom.executors.launchers import DIRECT, is_direct, launched, told
 from gpuloom.executors.local_files import run_directory
 from gpuloom.executors.node import RunSpec
 from gpuloom.executors.wire import NOTICE_FILE, PROGRESS_FILE
+from gpuloom.kubernetes.objects import SCHEDULER
 from gpuloom.training import inject
 
 MAX_RETRY = 1_000_000
@@ -67,6 +68,7 @@ class Setup:
     image: of jobs that name none. template: a part of a pod, over which theirs is laid (docs/howto/kubernetes.md).
     claim: PersistentVolumeClaim that holds the runs' folder ('CLAIM' or 'CLAIM/FOLDER'), mounted at the place that it
     has here; '' where pods don't see it. queue: of Volcano. home: what marks the objects of this scheduler.
+    binds: pods have no gate, and wait for a scheduler of our name, which binds them; else kube-scheduler does.
     """
 
     namespace: str
@@ -77,6 +79,7 @@ class Setup:
     claim: str = ""
     queue: str = "default"
     kind: JobKind = VOLCANO
+    binds: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +168,7 @@ def manifest(
     others: tuple[dict[str, Any], ...] = ()
     service = None
     if setup.kind is VOLCANO:
-        job = _volcano_job(metadata, tasks, setup.queue)
+        job = _volcano_job(metadata, tasks, setup)
     else:
         (job, *rest), service = _indexed_jobs(metadata, tasks, alone=len(specs) == 1 and not in_place)
         others = tuple(rest)
@@ -183,15 +186,15 @@ _Tasks = Sequence[tuple[Task, dict[str, Any]]]
 """The tasks of an attempt, each with the template of its pods."""
 
 
-def _volcano_job(metadata: Mapping[str, Any], tasks: _Tasks, queue: str) -> dict[str, Any]:
+def _volcano_job(metadata: Mapping[str, Any], tasks: _Tasks, setup: Setup) -> dict[str, Any]:
     return {
         "apiVersion": VOLCANO.api_version,
         "kind": "Job",
         "metadata": dict(metadata),
         "spec": {
             # gpuloom says where pods go; kube-scheduler binds them there.
-            "schedulerName": "default-scheduler",
-            "queue": queue,
+            "schedulerName": SCHEDULER if setup.binds else "default-scheduler",
+            "queue": setup.queue,
             "minAvailable": sum(len(task.ranks) for task, _ in tasks),
             "maxRetry": MAX_RETRY,
             "plugins": {"env": [], "svc": []},
@@ -448,6 +451,7 @@ def _pod(
     if _mounted(spec.workdir, mounts):
         main["workingDir"] = spec.workdir
     tolerations = [*(template.get("tolerations") or ()), {"key": resource, "operator": "Exists"}]
+    gates = [*(template.pop("schedulingGates", None) or ()), *([] if setup.binds else [{"name": GATE}])]
     return {
         # The program is not process 1, which no signal ends that it does not ask for.
         "shareProcessNamespace": True,
@@ -455,7 +459,8 @@ def _pod(
         **template,
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": max(round(spec.grace_s), 1),
-        "schedulingGates": [*(template.get("schedulingGates") or ()), {"name": GATE}],
+        **({"schedulerName": SCHEDULER} if setup.binds else {}),
+        **({"schedulingGates": gates} if gates else {}),
         "tolerations": tolerations,
         **({"volumes": volumes} if volumes else {}),
         "containers": containers,

@@ -33,7 +33,7 @@ from gpuloom.executors.kubernetes.marks import (
 )
 from gpuloom.executors.port import Cause, RunExit
 from gpuloom.kubernetes.api import Object
-from gpuloom.kubernetes.objects import for_gpuloom
+from gpuloom.kubernetes.objects import SCHEDULER
 from gpuloom.kubernetes.quantities import quantity, time_s
 
 _UNSEEN = 0.5
@@ -166,7 +166,7 @@ def pod_of(item: Object) -> Pod | None:
         rank=rank,
         members=members,
         gated=any(one.get("name") == GATE for one in spec.get("schedulingGates") or ())
-        or (adopted and not spec.get("nodeName") and not over and for_gpuloom(spec)),
+        or (spec.get("schedulerName") == SCHEDULER and not spec.get("nodeName") and not over),
         held=FINALIZER in (about.get("finalizers") or ()),
         node=str(spec.get("nodeName") or ""),
         over=over,

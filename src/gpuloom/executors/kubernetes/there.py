@@ -40,14 +40,15 @@ class There:
             stays = after is not None and after.attempt == before.attempt
             self._lost(self._pods, before.attempt, before.uid, stays=stays)
             self.touched |= {before.attempt, self._attempt_of.get(before.job, before.attempt)}
-            if after is None and before.uid in self._of_job.get(before.job, ()):
+            leaves = after is None or after.job != before.job  # or somebody has made an orphan of it
+            if leaves and before.uid in self._of_job.get(before.job, ()):
                 self._lost(self._of_job, before.job, before.uid, stays=False)
                 attempt = self._attempt_of.get(before.job, "")
                 if before.job not in self._of_job and self._left.get(attempt) == before.job:
                     del self._left[attempt], self._attempt_of[before.job]
         if after is not None:
             self._pods.setdefault(after.attempt, {})[after.uid] = after
-            if after.in_place:
+            if after.in_place and after.job:
                 self._of_job.setdefault(after.job, {})[after.uid] = after
             self.touched |= {after.attempt, self._attempt_of.get(after.job, after.attempt)}
 
@@ -85,7 +86,8 @@ class There:
             members = len(job.members)
             pods = _by_rank(pod for pod in self._of_job.get(job.uid, {}).values() if pod.rank < members)
         else:
-            of_job = self._of_job.get(self._left.get(attempt, ""), {}).values() if job is None else ()
+            left = self._left.get(attempt) if job is None else None
+            of_job = () if left is None else self._of_job.get(left, {}).values()
             mine = (pod for pod in named if self._attempt_of.get(pod.job, attempt) == attempt)
             pods = _by_rank((*of_job, *mine))
         if job is None and (adopted := next((pod for pod in pods.values() if pod.adopted), None)) is not None:

@@ -80,7 +80,8 @@ class Offered(NamedTuple):
 class Attempt:
     """members: by rank. maybe: its Job was asked for, and may be there whatever was answered. made: that was created,
     or is seen. gone: it was seen, and is no more. secret: its Secret was made. refused: it can't be made.
-    adopted: somebody else has made its pods. offered: those of its job that wait and are in nobody's hands.
+    adopted: somebody else has made its pods; maybe: some may have been taken and were not seen yet. offered: pods of
+    its job that wait and are in nobody's hands. asked: by rank, the name of the one that was to be taken last.
     job: name of that Job; '' while it is to have its own. until_s: monotonic; until then the next attempt may take the
     Job over, with the members that stay; None: that begins once all ends are written down."""
 
@@ -95,6 +96,7 @@ class Attempt:
     until_s: float | None = None
     adopted: bool = False
     offered: tuple[Offered, ...] = ()
+    asked: dict[int, str] = field(default_factory=dict)
 
     @property
     def job_name(self) -> str:
@@ -112,7 +114,7 @@ class Attempt:
     def there(self, seen: Seen) -> bool:
         """Whether its Job is there, or may be: pods may still come."""
         if self.adopted and (self.ends or self.forgotten):
-            return False
+            return self.maybe
         if seen.job is not None:
             return not seen.job.going_away
         return (self.made or self.maybe) and not self.gone
@@ -167,7 +169,7 @@ class Adopt:
 
 @dataclass(frozen=True, slots=True)
 class FindJob:
-    """See whether its Job was made, where the answer was lost."""
+    """See whether its Job was made, or pods were taken, where the answer was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,11 +326,15 @@ def writes_for(attempt: Attempt, seen: Seen, now_s: float, wall_s: float) -> lis
             found.append(TakeEnd(rank, pod.uid))
         elif member.over_s is not None and now_s >= member.over_s + REPLACED_AFTER_S:
             found.append(Replace(rank, pod.uid))
+    if attempt.made and attempt.gone:
+        about_to_go = [rank for rank, pod in seen.pods.items() if pod.gated and attempt.members[rank].pod == pod.uid]
+        found += [DeletePod(rank, seen.pods[rank].uid, now_s) for rank in about_to_go]
     if attempt.staying and (attempt.until_s is None or now_s < attempt.until_s):
         return [*found, *_resizing(attempt, seen, now_s, wall_s)]
     if attempt.forgotten:
         if attempt.adopted:
-            return [Release(rank, pod.uid) for rank, pod in seen.pods.items()]
+            taken: list[Write] = [FindJob()] if attempt.maybe else []
+            return [*taken, *(Release(rank, pod.uid) for rank, pod in seen.pods.items())]
         if seen.job is not None and not seen.job.going_away:
             return [DeleteJob(seen.job.name, seen.job.uid)]
         if seen.job is None:  # else it would have the pod made again
@@ -432,6 +438,8 @@ def _ending(attempt: Attempt, seen: Seen, now_s: float, wall_s: float) -> list[W
     for rank, pod in seen.pods.items():
         member = attempt.members[rank]
         stop = member.stop
+        if attempt.adopted and pod.gated:  # it goes back to where it waited, unless it is let go meanwhile
+            deletes.append(Release(rank, pod.uid))
         if pod.over or pod.gated or (stop is None and member.failed is None):
             continue
         if stop is not None and not pod.ended_by:
@@ -444,7 +452,7 @@ def _ending(attempt: Attempt, seen: Seen, now_s: float, wall_s: float) -> list[W
     if notes:
         return notes
     found: list[Write] = []
-    if seen.job is None and attempt.there(seen):
+    if attempt.there(seen) and (seen.job is None or attempt.adopted):
         found.append(FindJob())
     if seen.job is not None and not seen.job.going_away and not attempt.adopted:
         found.append(DeleteJob(seen.job.name, seen.job.uid))
@@ -508,10 +516,9 @@ def end_without_pod(attempt: Attempt, rank: int, seen: Seen) -> RunExit | None:
     never = pod is not None and pod.held and pod.deleted_s is not None and not pod.node and not pod.over
     at_s = at_s if pod is None or pod.deleted_s is None else pod.deleted_s
     # Somebody has deleted its Job, and left its pods: who waits at the gate would wait for ever.
-    orphaned = pod is not None and pod.gated and attempt.made and attempt.gone
-    # Somebody else's pod goes back to where it waited.
-    returned = attempt.adopted and attempt.ends and pod is not None and pod.gated
-    if (pod is not None and not (again or never or orphaned or returned)) or member.ended is not None:
+    # One that we were about to let go may begin yet.
+    orphaned = pod is not None and pod.gated and attempt.made and attempt.gone and member.pod != pod.uid
+    if (pod is not None and not (again or never or orphaned)) or member.ended is not None:
         return None
     there = attempt.there(seen)
     if attempt.refused is not None and not there:

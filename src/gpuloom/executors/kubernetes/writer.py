@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -205,6 +205,10 @@ class Writer:
     def _adopt(self, own: Kept, rank: int, uid: str, name: str) -> None:
         """Take a pod that somebody else has made, unless it is somebody's by now."""
         path = self._path("/api/v1", "pods", name)
+        with self._lock:
+            if own.attempt.ends:
+                return
+            own.attempt.maybe, own.attempt.asked[rank] = True, name
         try:
             about = self.api.get(path)["metadata"]
         except ApiError as error:
@@ -237,19 +241,41 @@ class Writer:
         }
         self._unless_gone(lambda: self.api.change(self._pod_path(pod), {"metadata": change}))
 
-    def _bind(self, pod: Pod, node: str) -> None:
-        """Let a pod go that waits for a scheduler of our name. Raises ApiError."""
-        path = self._pod_path(pod)
+    def _bind(self, pod: Pod, node: str, values: Mapping[str, str], attempt: str) -> None:
+        """Let a pod go that waits for a scheduler of our name. values: annotations that it needs before it begins.
+        Raises ApiError."""
+        path, about = self._pod_path(pod), pod.item["metadata"]
         if not pod.held:
-            held = [*(pod.item["metadata"].get("finalizers") or ()), FINALIZER]
-            version = pod.item["metadata"]["resourceVersion"]
-            self.api.change(path, {"metadata": {"finalizers": held, "resourceVersion": version}})
-        about = {"name": pod.name, "namespace": self.setup.namespace, "uid": pod.uid}
+            change = {
+                "resourceVersion": about["resourceVersion"],
+                "finalizers": [*(about.get("finalizers") or ()), FINALIZER],
+                "labels": {RUN: attempt},
+                "annotations": dict(values),
+            }
+            self.api.change(path, {"metadata": change})
+        bound = {"name": pod.name, "namespace": self.setup.namespace, "uid": pod.uid}
         target = {"apiVersion": "v1", "kind": "Node", "name": node}
-        item = {"apiVersion": "v1", "kind": "Binding", "metadata": about, "target": target}
+        item = {"apiVersion": "v1", "kind": "Binding", "metadata": bound, "target": target}
         self.api.create(f"{path}/binding", item)
 
+    def _find_pods(self, own: Kept) -> None:
+        """Whether any of the pods that were to be taken is."""
+        for name in list(own.attempt.asked.values()):
+            try:
+                labels = self.api.get(self._path("/api/v1", "pods", name))["metadata"].get("labels") or {}
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+                continue
+            if (labels.get(HOME), labels.get(RUN)) == (self.setup.home, own.attempt.name):
+                return  # it will be seen
+        with self._lock:
+            own.attempt.maybe = False
+
     def _find(self, own: Kept) -> None:
+        if own.attempt.adopted:
+            self._find_pods(own)
+            return
         found = True
         try:
             self.api.get(self._job_path(own.attempt.job_name))
@@ -406,14 +432,14 @@ class Writer:
             run = run_name_of(own.attempt.name)
             number = "" if run is None else f" (`gpuloom show {run.job}`)"
             self._say_of_pod(pod, "Placed", f"gpuloom lets it go to node {member.node}{number}")
+        if seen.job.in_place:
+            values = {**values, MEMBERS: json.dumps([list(one) for one in seen.job.members])}
+        if member.restarts:
+            values = {**values, RESTARTS: str(member.restarts)}
         if not any(one.get("name") == GATE for one in pod.item["spec"].get("schedulingGates") or ()):
-            self._unless_gone(lambda: self._bind(pod, member.node))
+            self._unless_gone(lambda: self._bind(pod, member.node, values, own.attempt.name))
             return
         try:
-            if seen.job.in_place:
-                values = {**values, MEMBERS: json.dumps([list(one) for one in seen.job.members])}
-            if member.restarts:
-                values = {**values, RESTARTS: str(member.restarts)}
             self.api.change(self._pod_path(pod), pinned(pod.item, member.node, values, own.attempt.name))
         except ApiError as error:
             # 422: its gate is gone, or it has changed since; what is seen next tells.
