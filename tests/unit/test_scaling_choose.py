@@ -13,7 +13,6 @@ from gpuloom.core.workload import F8
 from gpuloom.scaling import choose as module
 from gpuloom.scaling.allocate import exact, offer
 from gpuloom.scaling.choose import Chosen, Options, choose, improve, prices, total
-from tiers import QUICK
 
 SIZES = [1, 2, 4]
 
@@ -48,7 +47,7 @@ def optimum(options: Options, value: F8, capacity: F8) -> float:
 
 def test_it_is_near_the_optimum() -> None:
     shares = []
-    for seed in range(20 if QUICK else 60):
+    for seed in range(20):
         options, value, capacity, start = drawn(seed, jobs=4, models=2)
         chosen = choose(options, value, capacity, start)
         begun, best = total(value, start), optimum(options, value, capacity)
