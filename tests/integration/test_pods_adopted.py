@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from fake_kubernetes.cluster import pod as pod_of
 from fake_kubernetes.kinds import BY_PATH
 from gpuloom.client import Client
 from pods_world import World, ended, phase, submit
+from real_scheduler import PROGRAM
 from until import until
 
 pytestmark = pytest.mark.slow
@@ -86,6 +88,8 @@ def test_a_pod_waits_its_turn_runs_and_is_given_back(world: World, by_name: bool
     assert (view["user"], view["gpus"], shown["launcher"], view["state"]) == ("ada", 2, "pods", "queued")
     assert (view["estimate_s"], shown["spec"]["model"], shown["spec"]["launcher"]) == (3600.0, "bert", None)
     assert "GPU" in client.why(job)["sentences"][0]
+    told = subprocess.run([*PROGRAM, "show", str(job), "--home", str(world.home)], capture_output=True, text=True)
+    assert "made by:" in told.stdout
     assert pods(world)["hand-made"]["spec"].get("nodeName") is None
     assert ended(client, first)["state"] == "finished"
     found = ended(client, job)

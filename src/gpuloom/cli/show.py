@@ -169,6 +169,8 @@ def _launcher(found: ShowView, spec: Spec) -> list[tuple[str, str]]:
     launcher = found["launcher"]
     if launcher is None:
         return []
+    if launcher == "pods":
+        return [("made by", "others, in the cluster: its pods are theirs")]
     servers = f", {plural(spec.ps, 'parameter server')}" if spec.ps else ""
     asked = spec.launcher is not None or spec.per is Per.GPU
     return [("launcher", f"{launcher}{servers}{'' if asked else ' (recognised by the command)'}")]
