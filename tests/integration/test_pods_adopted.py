@@ -51,6 +51,13 @@ def indexed(name: str, pods: int, gpus: int, command: str, **more: Any) -> dict[
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}
 
 
+def volcano(name: str, pods: dict[str, Any], scheduler: str) -> dict[str, Any]:
+    """A Volcano Job of two workers. pods: their template."""
+    task = {"name": "worker", "replicas": 2, "minAvailable": 2, "template": pods}
+    spec = {"schedulerName": scheduler, "minAvailable": 2, "queue": "default", "tasks": [task]}
+    return {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": {"name": name}, "spec": spec}
+
+
 def job_named(client: Client, name: str) -> int:
     """The number of the job that stands for it, once there is one."""
     found: list[int] = []
@@ -156,13 +163,7 @@ def test_pods_that_are_to_be_apart(world: World) -> None:
 
 def test_who_is_taken_away_as_the_work_is_done_has_finished(world: World) -> None:
     client = world.up()
-    pods_of = template(1, "sleep 600")
-    task = {"name": "worker", "replicas": 2, "minAvailable": 2, "template": pods_of}
-    spec = {"schedulerName": "default-scheduler", "minAvailable": 2, "queue": "default", "tasks": [task]}
-    about = {"name": "vc"}
-    world.cluster.create(
-        {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": about, "spec": spec}, VCJOB
-    )
+    world.cluster.create(volcano("vc", template(1, "sleep 600"), "default-scheduler"), VCJOB)
     job = job_named(client, "vc")
     until(lambda: phase(client, job) == "running", "it to run")
     world.cluster.change("vc", VCJOB, status=True, state={"phase": "Completed"})
@@ -189,12 +190,7 @@ def test_a_volcano_job(world: World) -> None:
     client = world.up()
     pods_of = template(2, "sleep 1; echo here")
     del pods_of["spec"]["schedulingGates"]
-    task = {"name": "worker", "replicas": 2, "minAvailable": 2, "template": pods_of}
-    spec = {"schedulerName": "gpuloom", "minAvailable": 2, "queue": "default", "tasks": [task]}
-    about = {"name": "vc"}
-    world.cluster.create(
-        {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": about, "spec": spec}, VCJOB
-    )
+    world.cluster.create(volcano("vc", pods_of, "gpuloom"), VCJOB)
     job = job_named(client, "vc")
     assert ended(client, job)["state"] == "finished"
     assert client.job(job)["user"] == "default", "its queue"
@@ -265,7 +261,12 @@ def test_others_gates_come_first_and_pods_without_gpus_do_not_wait(world: World)
     launcher = made("launcher", 0, "true", schedulingGates=list(GATE))
     launcher["spec"]["containers"][0]["resources"] = {}
     world.cluster.create(launcher)
+    stuck = made("stuck", 0, "true", schedulerName="gpuloom")
+    stuck["spec"]["containers"][0]["resources"] = {}
+    world.cluster.create(stuck)
     until(lambda: pods(world)["launcher"]["status"].get("phase") == "Succeeded", "the launcher to run")
+    said = {one["involvedObject"]["name"]: one["reason"] for one in world.items(EVENT)}
+    assert said == {"stuck": "NoGpus"}
     assert not list(client.jobs())
     world.cluster.change("queued", schedulingGates=list(GATE))
     job = job_named(client, "queued")

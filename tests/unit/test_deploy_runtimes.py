@@ -131,20 +131,11 @@ def test_the_discovery_program_reaches_a_worker_with_the_job_s_key(sshd: tuple[i
     words = [sys.executable, str(DISCOVER), str(tmp_path / "hosts"), "--count", "echo 3", "--timeout", "20"]
     # It would ask this machine without ssh by its usual names.
     (tmp_path / "hosts").write_text("127.0.0.3\n::1\n")
-    told = subprocess.run(
-        [*words, "--reach", reach(port, home).replace("{host}", "127.0.0.1")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    words += ["--reach", reach(port, home).replace("{host}", "127.0.0.1")]
+    told = subprocess.run(words, capture_output=True, text=True, check=True)
     assert told.stdout == "127.0.0.3:3\n::1:3\n"
     (home / ".ssh" / "authorized_keys").write_text("")
-    told = subprocess.run(
-        [*words, "--reach", reach(port, home).replace("{host}", "127.0.0.1")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    told = subprocess.run(words, capture_output=True, text=True, check=True)
     assert told.stdout == ""
     assert "Permission denied" in told.stderr
 

@@ -27,7 +27,7 @@ from gpuloom.kubernetes.events import pod_reference, say
 from gpuloom.kubernetes.informer import Informer
 from gpuloom.kubernetes.jobs import SETTLES_S, Standing, State, base_name, standings
 from gpuloom.kubernetes.objects import GATE, HOME, OriginSeen, PodSeen, Reader
-from gpuloom.live.planning.estimates import like_of
+from gpuloom.live.planning.cluster_jobs import submitted, updated
 from gpuloom.live.planning.reasons import why
 from gpuloom.live.records.ledger import Draft
 from gpuloom.live.scheduler import Scheduler
@@ -107,7 +107,7 @@ class Adopting:
         self._looked_up: set[str] = set()
         """Pods that were asked for in the store by themselves."""
         self._told: set[tuple[str, str]] = set()
-        """Annotations of pods that were said to be wrong."""
+        """What was said to be wrong with pods, by their uids."""
         self._why: dict[int, tuple[str, float]] = {}
         """By job, the code of the reason that was said last, and when."""
         self._deleted: dict[str, float] = {}
@@ -136,9 +136,14 @@ class Adopting:
         """Bring the queue and the cluster together; now and then, too, though nothing has changed."""
         if not all(one.settled.is_set() for one in self._origins):
             return
+        for pod in self._pods():
+            if pod.namespace == self._namespace and not pod.asked.gpus:
+                self._let_go(pod)
         now_s = self._scheduler.clock.now()
         found = self._found(now_s)
         self._numbers = {key: self._numbers.get(key) for key in found}
+        uids = {pod.uid for pod in self._pods()}
+        self._told = {told for told in self._told if told[0] in uids}
         if not found and not self._waiting:
             return
         try:
@@ -170,10 +175,7 @@ class Adopting:
         known = self._seen(pods, origins, singles, now_s)
         # Pods that come while it runs (it was scaled up, or one has failed) are jobs of their own.
         late = {pod.uid for key, one in known.items() if one.settled and self._runs(key) for pod in one.waits}
-        if late:
-            singles |= late
-            known = self._seen(pods, origins, singles, now_s)
-        return known
+        return self._seen(pods, origins, singles | late, now_s) if late else known
 
     def _is_single(self, pod: PodSeen) -> bool:
         """Whether a pod was a job of its own before, though it has an owner."""
@@ -194,7 +196,6 @@ class Adopting:
     ) -> dict[str, _Found]:
         """By key. singles: uids of pods that are jobs of their own."""
         there = {pod.uid for pod in pods} | {one.uid for one in origins}
-        self._told = {told for told in self._told if told[0] in there}
         self._deleted = {uid: at_s for uid, at_s in self._deleted.items() if uid in there}
         self._looked_up &= there
         by_name = {pod.name: pod for pod in pods}
@@ -225,12 +226,7 @@ class Adopting:
 
     def _concerned(self) -> list[PodSeen]:
         """Pods that wait for us, that we have or had, and those with which these are one job: others may be many."""
-        pods = []
-        for pod in self._pods():
-            if pod.namespace == self._namespace and pod.asked.gpus:
-                pods.append(pod)
-            elif pod.namespace == self._namespace:
-                self._let_go(pod)
+        pods = [pod for pod in self._pods() if pod.namespace == self._namespace and pod.asked.gpus]
         ours = [pod for pod in pods if pod.comes or pod.home or pod.uid in self._numbers]
         owners = {*self._numbers, *(pod.owner.uid for pod in ours if pod.owner is not None)}
         gangs = {pod.gang for pod in ours if pod.gang}
@@ -251,7 +247,7 @@ class Adopting:
     def _take(self, found: Mapping[str, _Found], now_s: float) -> None:
         drafts: list[Draft] = []
         submissions: list[Submission] = []
-        ledger = self._scheduler.ledger
+        ledger, estimates = self._scheduler.ledger, self._scheduler.estimates
         number = ledger.book.next_job
         new: dict[str, int] = {}
         back: set[int] = set()
@@ -261,7 +257,7 @@ class Adopting:
                 continue
             spec = self._spec(one)
             if known is None:
-                drafts.append(self._submitted(number, one, spec))
+                drafts.append(submitted(number, _user(one), spec, one.standing.name, estimates))
                 submissions.append(Submission(_KEY + key, one.standing.kind, (number,), one.standing.submitted_s))
                 new[key] = number
                 number += 1
@@ -278,13 +274,8 @@ class Adopting:
                 drafts.append(("job.requeued", known, {}))
                 back.add(known)
             if (job.spec.gpus, job.spec.replica_gpus) != (spec.gpus, spec.replica_gpus):
-                drafts.append(
-                    (
-                        "job.updated",
-                        known,
-                        self._asks(one, replace(job.spec, gpus=spec.gpus, replica_gpus=spec.replica_gpus)),
-                    )
-                )
+                spec = replace(job.spec, gpus=spec.gpus, replica_gpus=spec.replica_gpus)
+                drafts.append(updated(known, _user(one), spec, one.standing.name, estimates))
         drafts += self._vanished(found, now_s)
         if not drafts:
             return
@@ -321,29 +312,6 @@ class Adopting:
         self._unseen = unseen
         return drafts
 
-    def _submitted(self, number: int, one: _Found, spec: Spec) -> Draft:
-        user = _user(one)
-        like = like_of(spec, user, spec.gpus, None)
-        estimate = self._scheduler.estimates.of(like, given_s=spec.estimate, time_limit_s=None)
-        data = {
-            "user": user,
-            "spec": spec.to_json(),
-            "first": number,
-            "count": 1,
-            "indices": None,
-            "held": False,
-            "after": [],
-            "estimates": [[estimate.total_s, estimate.source.value]],
-            "name": one.standing.name,
-        }
-        return "jobs.submitted", number, data
-
-    def _asks(self, one: _Found, spec: Spec) -> Mapping[str, object]:
-        like = like_of(spec, _user(one), spec.gpus, None)
-        estimate = self._scheduler.estimates.of(like, given_s=spec.estimate, time_limit_s=None)
-        about = {"estimate_s": estimate.total_s, "estimate_from": estimate.source.value}
-        return {"spec": spec.to_json(), "after": [], "name": one.standing.name, **about}
-
     def _spec(self, one: _Found) -> Spec:
         first = max(one.waits, key=lambda pod: pod.asked.gpus)
         asked, notes, each = first.asked, first.notes, first.asked.gpus
@@ -376,7 +344,10 @@ class Adopting:
     # -- what is written to the cluster -----------------------------------------------------------------------------
 
     def _let_go(self, pod: PodSeen) -> None:
-        """One without GPUs (a launcher, a parameter server) waits for nothing."""
+        """One without GPUs (a launcher, a parameter server) waits for nothing; but nobody else binds it without a
+        gate."""
+        if not pod.gates:
+            self._warn(pod, "NoGpus", "it asks for no GPU, and gpuloom binds none such: give it another schedulerName")
         if pod.gates != (GATE,):
             return
         path = "/spec/schedulingGates/0"
@@ -430,13 +401,17 @@ class Adopting:
                 say(self._api, self._namespace, of, "Waits", f"{reason.text} (`gpuloom why {number}`)")
 
     def _say(self, pod: PodSeen, note: str, right: str) -> None:
-        """That an annotation counts for nothing: once for each pod."""
-        if (pod.uid, note) in self._told:
-            return
-        self._told.add((pod.uid, note))
+        """That an annotation counts for nothing."""
         text = f"gpuloom.io/{note} is {pod.notes.get(note, '')!r:.100} and counts for nothing: it may be {right}"
+        self._warn(pod, "BadAnnotation", text)
+
+    def _warn(self, pod: PodSeen, reason: str, text: str) -> None:
+        """Once, in the log and as an Event."""
+        if (pod.uid, text) in self._told:
+            return
+        self._told.add((pod.uid, text))
         log.warning("pod %s/%s: %s", pod.namespace, pod.name, text)
-        say(self._api, self._namespace, pod_reference(pod.name, pod.uid), "BadAnnotation", text, warns=True)
+        say(self._api, self._namespace, pod_reference(pod.name, pod.uid), reason, text, warns=True)
 
 
 def _order(pod: PodSeen) -> tuple[int, float, str]:

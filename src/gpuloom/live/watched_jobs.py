@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gpuloom.agent.inventory import model_name
 from gpuloom.core.book import node_data
@@ -21,7 +21,8 @@ from gpuloom.core.spec import Spec
 from gpuloom.core.sums import sum_ints
 from gpuloom.kubernetes.jobs import Ended, Part, Standing, State, base_name
 from gpuloom.kubernetes.objects import NodeSeen, Toleration
-from gpuloom.live.planning.estimates import Estimates, like_of
+from gpuloom.live.planning.cluster_jobs import submitted, updated
+from gpuloom.live.planning.estimates import Estimates
 from gpuloom.live.records.fleet import model_of
 from gpuloom.live.records.ledger import Draft, Ledger
 from gpuloom.store.port import Submission
@@ -304,7 +305,7 @@ class _Look:
             phase = Phase.QUEUED
         if one.state is State.WAITS:
             if job is not None and (gpus, job.priority) != (one.gpus, one.priority):
-                self._add(None, _At.ASKS, ("job.updated", number, self._asks(self._spec(one, one.gpus), one)))
+                self._add(None, _At.ASKS, self._asks(number, one, one.gpus))
             if one.held is not (phase is Phase.HELD):
                 at_s = one.submitted_s if job is None else None
                 self._add(at_s, _At.ASKS, ("job.held" if one.held else "job.released", number, {}))
@@ -319,7 +320,7 @@ class _Look:
             return self._give_up(job, one)
         held = sum_ints(part.gpus for part in one.parts)
         if held != gpus:
-            self._add(one.began_s, _At.ASKS, ("job.updated", number, self._asks(self._spec(one, held), one)))
+            self._add(one.began_s, _At.ASKS, self._asks(number, one, held))
         self._start(number, one, attempts + 1)
         if one.state is State.ENDED:
             self._end(number, one, one.began_s, 0.0 if job is None else job.work_s, order=_At.ENDS_AT_ONCE)
@@ -339,33 +340,12 @@ class _Look:
             self._push(None, _At.ASKS, lambda: ("job.cancelled", job.id, data))
 
     def _submit(self, number: int, one: Standing) -> None:
-        spec = self._spec(one, one.gpus)
-        like = like_of(spec, one.namespace, one.gpus, None)
-        estimate = self._estimates.of(like, given_s=spec.estimate, time_limit_s=spec.time_limit)
-        data = {
-            "user": one.namespace,
-            "spec": spec.to_json(),
-            "first": number,
-            "count": 1,
-            "indices": None,
-            "held": False,
-            "after": [],
-            "estimates": [[estimate.total_s, estimate.source.value]],
-            "name": one.name,
-        }
         self._submissions.append(Submission(one.key, one.kind, (number,), one.submitted_s))
-        self._add(one.submitted_s, _At.ASKS, ("jobs.submitted", number, data))
+        spec = self._spec(one, one.gpus)
+        self._add(one.submitted_s, _At.ASKS, submitted(number, one.namespace, spec, one.name, self._estimates))
 
-    def _asks(self, spec: Spec, one: Standing) -> Mapping[str, Any]:
-        like = like_of(spec, one.namespace, spec.gpus, None)
-        estimate = self._estimates.of(like, given_s=spec.estimate, time_limit_s=spec.time_limit)
-        return {
-            "spec": spec.to_json(),
-            "after": [],
-            "estimate_s": estimate.total_s,
-            "estimate_from": estimate.source.value,
-            "name": one.name,
-        }
+    def _asks(self, number: int, one: Standing, gpus: int) -> Draft:
+        return updated(number, one.namespace, self._spec(one, gpus), one.name, self._estimates)
 
     def _spec(self, one: Standing, gpus: int) -> Spec:
         asked = one.asked

@@ -72,7 +72,7 @@ def impossible(action: Action, job: Job, attempt: Attempt | None) -> str:
         return ""
     told = None if attempt is None else attempt.stop_reason
     hint = None
-    if action is Action.REQUEUE and job.spec.adopted and job.phase in ENDED:
+    if job.spec.adopted and job.phase in ENDED and action is not Action.CANCEL:
         return f"job {job.id} was not made by gpuloom: make its pods anew, as they were made before (kubectl)"
     if job.phase in ENDED and action is not Action.REQUEUE:
         hint = "" if action is Action.CANCEL else "submit it again, or requeue it"

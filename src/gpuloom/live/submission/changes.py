@@ -16,7 +16,7 @@ from typing import Any
 from gpuloom.core.errors import ConflictError, InputError, NotFoundError
 from gpuloom.core.job import ACTIVE, ENDED, EndReason, Job, Phase
 from gpuloom.core.masked import unmasked
-from gpuloom.core.spec import spec_of
+from gpuloom.core.spec import Spec, spec_of
 from gpuloom.live.planning.estimates import like_of
 from gpuloom.live.records.forgetting import KEEP_ENVIRONMENTS_S
 from gpuloom.live.records.ledger import Draft
@@ -42,9 +42,7 @@ WHILE_ACTIVE = frozenset(
     }
 )
 """Fields of a spec that may change while the job runs."""
-OF_ADOPTED = frozenset(
-    {"name", "priority", "estimate", "speeds", "on_preempt", "model", "gpu_types", "after", "after_any"}
-)
+OF_ADOPTED = frozenset({"name", "priority", "estimate", "speeds", "on_preempt", "model", "gpu_types"})
 """Fields that may change of a job whose pods somebody else has made."""
 NEVER = frozenset({"array", "hold"})
 
@@ -221,6 +219,12 @@ class JobChanges:
                 self._scheduler.dispatch.set_limit(job.id)
         return changed
 
+    def _also(self, job: Job, kept: Spec, after: list[list[Any]]) -> Mapping[str, Any]:
+        """What else the event of a changed spec says."""
+        like = like_of(kept, job.user, kept.gpus, job.array_id)
+        estimate = self._scheduler.estimates.of(like, given_s=kept.estimate, time_limit_s=kept.time_limit)
+        return {"after": after, "estimate_s": estimate.total_s, "estimate_from": estimate.source.value}
+
     def _changed(self, job: Job, changes: Mapping[str, Any]) -> _Changed:
         """The spec of a job, and of all that share it, with these changes."""
         if job.spec.adopted:
@@ -229,13 +233,7 @@ class JobChanges:
         before = (self._store.environment(job.spec_id) or {}) if spec.env else {}
         spec = spec.model_copy(update={"env": unmasked(spec.env, before)})
         kept = spec.kept()
-        like = like_of(kept, job.user, spec.gpus, job.array_id)
-        estimate = self._scheduler.estimates.of(like, given_s=spec.estimate, time_limit_s=spec.time_limit)
-        also = {
-            "after": [list(entry) for entry in spec.dependencies()],
-            "estimate_s": estimate.total_s,
-            "estimate_from": estimate.source.value,
-        }
+        also = self._also(job, kept, [list(entry) for entry in spec.dependencies()])
         as_before = all(getattr(kept, name) == getattr(job.spec, name) for name in changes) and spec.env == before
         return _Changed(spec, kept.to_json(), also, as_before=as_before)
 
@@ -248,15 +246,8 @@ class JobChanges:
             )
         said = job_spec({"command": list(job.spec.command), **changes}, source=f"job {job.id}")
         kept = spec_of({**job.spec.to_json(), **{name: said.to_json()[name] for name in changes}})
-        like = like_of(kept, job.user, kept.gpus, job.array_id)
-        estimate = self._scheduler.estimates.of(like, given_s=kept.estimate, time_limit_s=kept.time_limit)
-        also = {
-            "after": [list(entry) for entry in said.dependencies()],
-            "estimate_s": estimate.total_s,
-            "estimate_from": estimate.source.value,
-        }
         as_before = all(getattr(kept, name) == getattr(job.spec, name) for name in changes)
-        return _Changed(said, kept.to_json(), also, as_before=as_before, checked=True)
+        return _Changed(said, kept.to_json(), self._also(job, kept, []), as_before=as_before, checked=True)
 
     def _write(self, drafts: Iterable[Draft]) -> None:
         self._scheduler.ledger.write(list(drafts))
