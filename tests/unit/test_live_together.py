@@ -51,7 +51,7 @@ class Live(Rehearsal):
             self.turn()
 
     def together(self) -> list[tuple[int, ...]]:
-        return [group.members for group in self.scheduler.groups.all()]
+        return [group.members for group in self.scheduler.sharers.groups.all()]
 
     def judged(self) -> list[dict[str, object]]:
         return [dict(event.data) for event in self.store.events(types=("group.measured",), limit=100)]
@@ -106,7 +106,7 @@ def test_a_group_that_does_not_pay_is_dissolved_and_remembered(policy: str) -> N
         assert readers.issuperset(group) or readers.isdisjoint(group), "nor are others of their kind"
     assert said in live.why(three)
     live.later(REMEMBERED_S)
-    assert not live.scheduler.together.apart()
+    assert not live.scheduler.sharers.together.apart()
     assert said not in live.why(three)
     if policy == "muri-l":
         assert live.together() != [], "it is tried again"
@@ -216,7 +216,7 @@ def test_where_jobs_are_not_kept_apart_it_is_forgiven_only_so_often() -> None:
         message = live.service.show(two)["attempts"][number - 1]["message"]
         assert message.endswith("that is no failure") == (number <= MOST_CROWDED)
     assert live.service.show(two)["job"]["state"] == "failed"
-    assert live.scheduler.together.news() == live.judged() == []
+    assert live.scheduler.sharers.together.news() == live.judged() == []
 
 
 def test_groups_of_three_are_kept_apart_as_a_whole() -> None:

@@ -50,7 +50,7 @@ def test_from_the_first_member_to_the_last() -> None:
     (one,) = live.submit(job("reader"))
     assert told(live) is None
     (two,) = live.submit(job("learner"))
-    (group,) = live.scheduler.groups.all()
+    (group,) = live.scheduler.sharers.groups.all()
     assert group.order is not None
     assert told(live) == said(*group.order, on=True)
     assert sorted(group.order) == [one, two]
@@ -85,7 +85,7 @@ def test_each_node_of_a_group_is_told_and_one_that_comes_back_is_told_again() ->
     live = Cluster("n1", policy="muri-l")
     live.submit(*(job(model, gpus=4, name=model) for model in ("wide", "broad")))
     woven = live.machines["n1"].woven
-    (group,) = live.scheduler.groups.all()
+    (group,) = live.scheduler.sharers.groups.all()
     assert woven[-1] == Weaving(DeviceKind.GPU, (0, 1, 2, 3), group.order or (), True)
     woven.clear()
     live.turn()

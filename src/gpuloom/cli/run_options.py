@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -311,7 +311,7 @@ def checked(
     """
     from gpuloom.facts.gpus import with_known_memory
     from gpuloom.facts.inputs import load_cluster, load_policy
-    from gpuloom.policies.registry import BUILT_IN, parse_policy, policy_class
+    from gpuloom.policies.registry import parse_policy
     from gpuloom.sim.compat import compat_mode
     from gpuloom.sim.simulator import Settings
     from gpuloom.sim.suspend import RESTART
@@ -351,27 +351,20 @@ def checked(
     for policy in policies:
         preset = mode.parameters.get(parse_policy(policy)[0], {})
         loaded.append(load_policy(policy, **{"seed": seed, **preset, **parameters}))
-    for name in parameters:
-        if not any(name in policy.values for policy in loaded):
-            takers = [known for known in BUILT_IN if any(p.name == name for p in policy_class(known).parameters)]
-            option = option_of[name].replace("_", "-")
-            raise InputError(f"--{option} is for {', '.join(takers)}; none of {', '.join(policies)} takes it")
+    _each_is_taken(parameters, loaded, policies, option_of)
     found = None
     if chosen is None:
         found = read(**others)
         chosen = with_known_memory(load_cluster(_where_taken(found)))
     files = [*others["traces"], cluster, others["throughputs"], others["pairs"], given["config"]]
-    inputs = [Path(file) for file in files if file is not None]
-    if scaling_profiles is not None:
-        inputs += sorted(scaling_profiles.glob("*.csv"))
-    for policy in policies:
-        inputs += _files_of(policy)
+    scalings = [] if scaling_profiles is None else sorted(scaling_profiles.glob("*.csv"))
+    named = [file for policy in policies for file in _files_of(policy)]
     return RunOptions(
         chosen,
         policies,
         loaded,
         settings,
-        inputs,
+        [*(Path(file) for file in files if file is not None), *scalings, *named],
         sizes,
         scaling_profiles,
         speeds,
@@ -381,6 +374,19 @@ def checked(
         ways or (RESTART,),
         found,
     )
+
+
+def _each_is_taken(
+    parameters: Mapping[str, Any], loaded: Sequence[Policy], policies: Sequence[str], option_of: Mapping[str, str]
+) -> None:
+    """Raises InputError: an option is for a parameter that none of the policies has."""
+    from gpuloom.policies.registry import BUILT_IN, policy_class
+
+    for name in parameters:
+        if not any(name in policy.values for policy in loaded):
+            takers = [known for known in BUILT_IN if any(p.name == name for p in policy_class(known).parameters)]
+            option = option_of[name].replace("_", "-")
+            raise InputError(f"--{option} is for {', '.join(takers)}; none of {', '.join(policies)} takes it")
 
 
 def _files_of(policy: str) -> list[Path]:

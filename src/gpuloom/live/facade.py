@@ -207,7 +207,7 @@ class LiveService:
         if node not in self._scheduler.book.nodes:
             known = ", ".join(self._scheduler.book.nodes)
             raise NotFoundError(f"no node is named {node!r}; there is: {known}")
-        self._scheduler.do(lambda: self._scheduler.set_node(node, state, reason))
+        self._scheduler.do(lambda: self._scheduler.nodes.set(node, state, reason))
         return next(view for view in self.nodes() if view["name"] == node)
 
     def pilots(self) -> PilotsView:

@@ -18,18 +18,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from gpuloom.core.book import node_data
 from gpuloom.core.errors import PolicyError
-from gpuloom.core.events import Event
-from gpuloom.core.job import Attempt, Condition, EndReason, Gpu, GpuState, Job, NodeState, Phase, condition_of, gpus_in
+from gpuloom.core.job import Attempt, Gpu, Job, Phase, gpus_in
 from gpuloom.core.profile import Profiles
-from gpuloom.core.script_key import profile_key, script_key
-from gpuloom.core.spec import OnPreempt
+from gpuloom.core.script_key import script_key
 from gpuloom.core.waiting import one_wait_s
 from gpuloom.executors.gangs import Gangs, expected_of
 from gpuloom.executors.port import ExecutorError, RunStatus, RunUsage
@@ -40,9 +36,9 @@ from gpuloom.live.dispatch.intake import Intake
 from gpuloom.live.dispatch.last_words import LastWords, Where, Words
 from gpuloom.live.dispatch.let_go import LetGo
 from gpuloom.live.dispatch.meeting import Meeting
+from gpuloom.live.dispatch.node_states import NodeStates
 from gpuloom.live.dispatch.recovery import take_up
 from gpuloom.live.dispatch.room import Room
-from gpuloom.live.dispatch.turns import Turns
 from gpuloom.live.figures.sampler import Sampler
 from gpuloom.live.forecasts.left import Left, left_of
 from gpuloom.live.planning.asking import PolicyFailure
@@ -52,16 +48,13 @@ from gpuloom.live.planning.kernel_speeds import KernelSpeeds
 from gpuloom.live.planning.model_speeds import ModelSpeeds
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.planning.record import PolicyRecord
-from gpuloom.live.planning.roster import alike
 from gpuloom.live.planning.standby import FALLBACK
-from gpuloom.live.records.fleet import model_of
 from gpuloom.live.records.forgetting import Forgetting
-from gpuloom.live.records.groups import Groups
 from gpuloom.live.records.ledger import Ledger
 from gpuloom.live.records.online import Watched
 from gpuloom.live.records.rehearsals import LOOKED_THROUGH, REHEARSED, Rehearsals
-from gpuloom.live.records.together import TOLD, Together
 from gpuloom.live.records.work import WorkDone
+from gpuloom.live.sharers import Sharers
 from gpuloom.live.sights import Sights
 from gpuloom.policies.blame import said
 from gpuloom.sharing.loads import request_rates
@@ -73,20 +66,11 @@ log = logging.getLogger("gpuloom.scheduler")
 
 T = TypeVar("T")
 
-TOLD_GROUPS = 1000
-"""So many of the last events of groups say which ones the log knows."""
 MEET_S = 3.0
 """How long the executor may take to answer before the scheduler is there without it."""
 
 SLOW_PASS_S = 10.0
 """A pass that lasts longer than this is said to, as it keeps everything else waiting."""
-
-
-def _told_of_groups(store: Store) -> list[Event]:
-    """The last judgements of groups and, however often groups change, the speeds alone that went with changes."""
-    kinds = ("group.changed", "group.measured")
-    told = [event for kind in kinds for event in store.events(types=(kind,), limit=TOLD, newest=True)]
-    return sorted(told, key=lambda event: event.id)
 
 
 class Scheduler:
@@ -119,7 +103,6 @@ class Scheduler:
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.sharing = sharing
-        self._on_up = on_up
         self.store, self.gangs, self.clock, self.here, self.runs = store, gangs, clock, here, runs
         self.ledger = Ledger(store, loaded, clock)
         self.book = self.ledger.book
@@ -171,16 +154,17 @@ class Scheduler:
             self.dispatch,
             clock,
             files=gangs.files,
-            crowded=lambda job: self.together.crowded(job, apart=self.planning.policy.weaves),
+            crowded=lambda job: self.sharers.crowded(job),
         )
+        self.nodes = NodeStates(self.ledger, self.planning, self.dispatch, self.intake, clock.now, on_up)
         self.arrivals = Arrivals(
             self.ledger,
             self.planning,
             gangs,
             sights,
             now=clock.now,
-            set_node=self.set_node,
-            empty_node=lambda name: self.empty_node(name, everyone=True),
+            set_node=self.nodes.set,
+            empty_node=lambda name: self.nodes.empty(name, everyone=True),
             met=self._met_node,
         )
         self._last_words = LastWords(lambda run: self._where_of(run))
@@ -188,24 +172,7 @@ class Scheduler:
         self._blocked_until_s = -math.inf
         self.policy_record = PolicyRecord(self.planning, self.ledger, lambda: self._inbox.put(lambda: None))
         self.forgetting = Forgetting(self.ledger)
-        self.groups = Groups(
-            self.book,
-            clock.now,
-            woven=self._woven,
-            rate_of=self.work.rate_of,
-            alone_of=lambda job: self.together.alone(job),
-            events=store.events(types=("group.changed",), limit=TOLD_GROUPS, newest=True),
-        )
-        self.together = Together(
-            self.book,
-            self.groups,
-            clock.now,
-            known_alone=self._known_alone,
-            kind_of=alike,
-            events=_told_of_groups(store),
-        )
-        self.planning.worlds.apart = self.together.apart
-        self.turns = Turns(self.book, self.groups, gangs, lambda: self.planning.policy.weaves)
+        self.sharers = Sharers(store, self.ledger, self.planning, self.work, self.speeds, gangs, clock)
         self.sampler = Sampler(self.ledger, self.planning.scene, sights)
         self._early: dict[str, RunStatus] = {}
         """News that came before it was known what runs."""
@@ -274,29 +241,6 @@ class Scheduler:
 
         self._inbox.put(take)
 
-    def _woven(self, jobs: Sequence[int]) -> tuple[Sequence[int] | None, float | None]:
-        """Of jobs that share GPUs the order of their stages and γ, as the policy's model has them."""
-        world = self.planning.world
-        return (None, None) if world is None else world.woven(jobs)
-
-    def _known_alone(self, job: Job, attempt: Attempt) -> float | None:
-        """Iterations per second of a job alone on the GPUs that it has, by earlier runs of it or the user's profile."""
-        gpus, gpu_model = gpus_in(attempt.allocation), model_of(self.book.nodes, attempt.allocation)
-        found = self.speeds.it_per_s(job, gpu_model, gpus)
-        profiles = self.planning.worlds.profiles
-        if found is not None or not (key := profile_key(job.spec.model, job.spec.command, profiles)):
-            return found
-        return profiles.alone_it_per_s(key, gpus, gpu_model)
-
-    def _judge_groups(self) -> None:
-        """Write down what was measured of groups; one that does not pay is not formed again for a while."""
-        if self.together.lapsed():
-            self.planning.stale()
-        if self.planning.policy.weaves and (judged := self.together.news()):
-            self.ledger.write(judged)
-            if self.together.written(judged):
-                self.planning.stale()
-
     def _where_of(self, run: str) -> Where | None:
         """Where an open attempt leaves what is looked at when it ends: on its master's node. From any thread."""
         attempt = self.intake.attempt_of(run)
@@ -360,10 +304,8 @@ class Scheduler:
         def safely() -> None:
             try:
                 self.intake.sampled(node, runs, gpus, flags)
-                for run, usage in runs.items() if self.planning.policy.weaves else ():
-                    at_s, attempt = usage.progress.get("at_s"), self.intake.attempt_of(run)
-                    if isinstance(at_s, float) and attempt is not None:
-                        self.together.take(attempt, usage.progress.get("step"), self.clock.from_wall(at_s))
+                known = ((self.intake.attempt_of(run), usage) for run, usage in runs.items())
+                self.sharers.sampled((attempt, usage) for attempt, usage in known if attempt is not None)
             except StoreError as error:
                 self._trouble("store", str(error))
 
@@ -467,7 +409,7 @@ class Scheduler:
         """Take in what happened, decide, and do it. Raises StoreError."""
         self.arrivals.write()
         self.intake.take_all(now)
-        self._judge_groups()
+        self.sharers.judge()
         self.dispatch.watch_freezes(now)
         if self._leaving:
             self.dispatch.stop_all()
@@ -478,12 +420,10 @@ class Scheduler:
             self._pass(now)
             self.dispatch.start_granted(now)
         self.dispatch.hand_over(now)
-        self.together.look()
-        if not self.meeting.unmet and (news := self.groups.news()):
-            self.ledger.write(news)
-            self.groups.written()
+        self.sharers.together.look()
         if not self.meeting.unmet:
-            self.turns.tell()
+            self.sharers.write()
+            self.sharers.turns.tell()
         problem = self.meeting.unmet or self.dispatch.problem or self.dispatch.starts.problem
         self._trouble("executor", problem)
         self.planning.no_starts = problem
@@ -543,7 +483,7 @@ class Scheduler:
 
     def _met_node(self, name: str) -> None:
         """A node has come that records know, after the scheduler began: its runs are taken up."""
-        self.turns.forget(name)
+        self.sharers.turns.forget(name)
         there = [one for one in self.book.attempts.values() if name in one.nodes]
         self._take_up({status.run: status for status in self.gangs.heard([one.run for one in there])}, there)
 
@@ -575,34 +515,6 @@ class Scheduler:
         self.ledger.write([("policy.set", None, {"policy": written, "interval_s": interval})])
         self.planning.use(policy, written, interval)
         self.policy_record.begin()
-
-    def set_node(self, name: str, state: NodeState, reason: str) -> None:
-        """Open or close a machine to new jobs; 'draining' also preempts the jobs on it."""
-        node = self.book.nodes[name]
-        changed = replace(node, state=state, reason=reason, since_s=self.clock.now())
-        if (node.state, node.reason) != (state, reason):
-            self.ledger.write([("node.changed", None, {"node": node_data(changed)})])
-        if state is NodeState.UP:
-            well = {(name, gpu.index): Condition(GpuState.OK) for gpu in node.gpus if gpu.state == GpuState.UNHEALTHY}
-            well |= {(name, gpu.index): condition_of(gpu) for gpu in self._on_up(name)}
-            self.ledger.write(self.intake.gpu_states(well))
-        self.planning.stale()
-        if state is NodeState.DRAINING:
-            self.empty_node(name)
-
-    def empty_node(self, name: str, *, everyone: bool = False) -> None:
-        """Tell the jobs on a machine to save, to go on elsewhere. everyone: those that can't be moved as well."""
-        on_it = [
-            number
-            for number, attempt in self.book.attempts.items()
-            if name in attempt.nodes
-            and attempt.stop_reason is None
-            and (everyone or self.book.jobs[number].spec.on_preempt is not OnPreempt.NEVER)
-        ]
-        for number in on_it:
-            self.planning.claims.take_back(number)
-        if on_it:
-            self.dispatch.end_attempts(on_it, EndReason.NODE, None)
 
     def left(self, job: Job) -> Left:
         """What is known of the time that a job which has not ended still takes: where it is or, if it waits, on the

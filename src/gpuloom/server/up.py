@@ -69,135 +69,173 @@ def run(options: UpOptions) -> int:
     ask_for_more()
     warn = _warnings()
     with Start(warn) as start:
-        return _run(options, start, warn)
+        return _Up(options, start).run()
 
 
-def _run(options: UpOptions, start: Start, warn: Callable[[str], None]) -> int:
-    home = home_of(options.home)
-    if options.kubernetes is not None:
-        start.at(Step.CLUSTER)  # a new home asks which Jobs it has
-    plan, api, pods = _elsewhere(options, home)
-    slots = options.slots if plan is None else None
-    stops: list[Callable[[], None]] = []
+class _Up:
+    """One start, its serving and its end; step by step, as each needs what the one before has made."""
 
-    def end() -> None:
-        for stop in stops:
+    def __init__(self, options: UpOptions, start: Start) -> None:
+        self.options, self.start = options, start
+        self.home = home_of(options.home)
+        if options.kubernetes is not None:
+            start.at(Step.CLUSTER)  # a new home asks which Jobs it has
+        self.plan, self.api, self.pods = _elsewhere(options, self.home)
+        self.stops: list[Callable[[], None]] = []
+        self.pilots: Pilots | None = None
+        self.certificate: Certificate | None = None
+        self.started = False
+
+    def run(self) -> int:
+        self._lead()
+        self.live = self._scheduler()
+        keep_log(self.home.log)  # once nobody else can have it
+        try:
+            self._open_pods()
+            self.watching = self._watching()
+        except BaseException:
+            self.live.close_unstarted()
+            raise
+        self.service = self._service()
+        self.live.scheduler.on_end(self.end)
+        try:
+            self._serve()
+        finally:
+            self._close()
+        lost = self.pods is not None and bool(self.pods.lease.lost)
+        return 1 if self.live.scheduler.failed is not None or lost else 0
+
+    def end(self) -> None:
+        for stop in self.stops:
             stop()
 
-    if pods is not None and options.kubernetes is not None:
-        start.at(Step.LEASE)
+    def _lead(self) -> None:
+        """Wait until no other scheduler has this home's jobs in the cluster."""
+        if self.pods is None or self.options.kubernetes is None:
+            return
+        self.start.at(Step.LEASE)
         try:
-            pods.lead(waits=options.kubernetes.standby, say=log.warning, on_lost=end)
+            self.pods.lead(waits=self.options.kubernetes.standby, say=log.warning, on_lost=self.end)
         except BaseException:
-            pods.close()
+            self.pods.close()
             raise
-    gc.disable()  # hardly anything that is loaded is garbage: looking for it in a long queue takes a sixth of the start
-    try:
-        live = LiveScheduler(
-            home,
-            slots=slots,
-            local=options.local and plan is None and pods is None,
-            address=_address(options.host),
-            policy=options.policy,
-            default_policy=options.default_policy,
-            interval_s=options.interval_s,
-            watches="" if api is None else api.server,
-            pods=pods,
-            at=start.at,
-        )
-    except BaseException:
-        if pods is not None:
-            pods.close()
-        raise
-    finally:
-        gc.enable()
-    keep_log(home.log)  # once nobody else can have it
-    watching: Watching | None = None
-    if pods is not None:
-        start.at(Step.CLUSTER)
+
+    def _scheduler(self) -> LiveScheduler:
+        options = self.options
+        gc.disable()  # hardly anything loaded is garbage; looking for it in a long queue is a sixth of the start
         try:
-            pods.open()
+            return LiveScheduler(
+                self.home,
+                slots=options.slots if self.plan is None else None,
+                local=options.local and self.plan is None and self.pods is None,
+                address=_address(options.host),
+                policy=options.policy,
+                default_policy=options.default_policy,
+                interval_s=options.interval_s,
+                watches="" if self.api is None else self.api.server,
+                pods=self.pods,
+                at=self.start.at,
+            )
         except BaseException:
-            live.close_unstarted()
+            if self.pods is not None:
+                self.pods.close()
             raise
-    if api is not None and options.observe is not None:
+        finally:
+            gc.enable()
+
+    def _open_pods(self) -> None:
+        if self.pods is not None:
+            self.start.at(Step.CLUSTER)
+            self.pods.open()
+
+    def _watching(self) -> Watching | None:
+        if self.api is None or self.options.observe is None:
+            return None
         from gpuloom.server.observing import watching_of
 
-        start.at(Step.CLUSTER)
-        try:
-            watching = watching_of(options.observe, api, live)
-        except BaseException:
-            live.close_unstarted()
-            raise
-    if watching is not None:
-        from gpuloom.live.observed import ObservedService
+        self.start.at(Step.CLUSTER)
+        return watching_of(self.options.observe, self.api, self.live)
 
-        service: LiveService = ObservedService(
-            watching, live.sights, store_path=str(home.db), on_stop=end, check=live.check
-        )
-    else:
-        service = LiveService(
+    def _service(self) -> LiveService:
+        live, path = self.live, str(self.home.db)
+        if self.watching is not None:
+            from gpuloom.live.observed import ObservedService
+
+            return ObservedService(self.watching, live.sights, store_path=path, on_stop=self.end, check=live.check)
+        return LiveService(
             live.scheduler,
             live.sights,
-            store_path=str(home.db),
-            on_stop=end,
+            store_path=path,
+            on_stop=self.end,
             machine=live.machine,
             check=live.check,
             links=live.links_problem,
             refresh=live.online.refresh,
         )
-    live.scheduler.on_end(end)
-    token = load_or_make_token(home.token)
-    started = False
-    pilots: Pilots | None = None
 
-    def ready(listening: Listening) -> None:
-        nonlocal started, pilots
-        stops.append(listening.stop)
-        if pods is not None and pods.lease.lost:  # before there was anything to end
+    def _serve(self) -> None:
+        options, token = self.options, load_or_make_token(self.home.token)
+        self.start.at(Step.ADDRESS)
+        self.certificate = certificate_of(options, self.home)
+        with _described(self.home):
+            serve(
+                self.service,
+                host=options.host,
+                port=self._port(),
+                or_any=not options.port,
+                token=token,
+                on_ready=self._ready,
+                certificate=self.certificate,
+                nodes=self.live.nodes if self.watching is None else None,
+            )
+
+    def _port(self) -> int:
+        """The one that is asked for, or, as waiting pilots know it, the one of before."""
+        port = self.options.port
+        if not port and self.plan is not None:
+            from gpuloom.server.pilots import port_before
+
+            port = port_before(self.home)
+        if port is None:
+            return PORT if self.options.port is None else 0
+        return port
+
+    def _ready(self, listening: Listening) -> None:
+        self.stops.append(listening.stop)
+        if self.pods is not None and self.pods.lease.lost:  # before there was anything to end
             listening.stop()
-        live.start()
-        started = True
-        if watching is not None:
-            watching.start()
+        self.live.start()
+        self.started = True
+        if self.watching is not None:
+            self.watching.start()
         # What is loaded stays: collections need not look at it, nor often at thousands of jobs that are no garbage.
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 50)
-        _write_server(home, listening.url, certificate)
-        if plan is not None:
-            from gpuloom.server.pilots import keep_port, pilots_of
+        _write_server(self.home, listening.url, self.certificate)
+        if self.plan is not None:
+            self._start_pilots(self.plan, listening)
+        self.start.done()
+        log.info("ready at %s, home %s", listening.url, self.home.path)
 
-            pilots = pilots_of(
-                plan, live, url=listening.url, fingerprint="" if certificate is None else certificate.fingerprint
-            )
-            service.pilots_of = pilots.view
-            keep_port(home, listening.port)
-            pilots.start()
-        start.done()
-        log.info("ready at %s, home %s", listening.url, home.path)
+    def _start_pilots(self, plan: Plan, listening: Listening) -> None:
+        from gpuloom.server.pilots import keep_port, pilots_of
 
-    start.at(Step.ADDRESS)
-    try:
-        certificate = certificate_of(options, home)
-        with _described(home):
-            port = options.port or (_port_before(home) if plan is not None else None)
-            port = (PORT if options.port is None else 0) if port is None else port
-            serve(
-                service, host=options.host, port=port, or_any=not options.port,
-                token=token, on_ready=ready, certificate=certificate, nodes=live.nodes if watching is None else None,
-            )  # fmt: skip
-    finally:
-        if pilots is not None:
-            pilots.stop()
-        if watching is not None:
-            watching.stop()
-        if started:
-            live.close()
+        fingerprint = "" if self.certificate is None else self.certificate.fingerprint
+        self.pilots = pilots_of(plan, self.live, url=listening.url, fingerprint=fingerprint)
+        self.service.pilots_of = self.pilots.view
+        keep_port(self.home, listening.port)
+        self.pilots.start()
+
+    def _close(self) -> None:
+        if self.pilots is not None:
+            self.pilots.stop()
+        if self.watching is not None:
+            self.watching.stop()
+        if self.started:
+            self.live.close()
         else:
-            live.close_unstarted()
-    lost = pods is not None and bool(pods.lease.lost)
-    return 1 if live.scheduler.failed is not None or lost else 0
+            self.live.close_unstarted()
 
 
 def _elsewhere(options: UpOptions, home: Home) -> tuple[Plan | None, Api | None, PodNodes | None]:
@@ -216,12 +254,6 @@ def _elsewhere(options: UpOptions, home: Home) -> tuple[Plan | None, Api | None,
 
         pods = pod_nodes_of(options.kubernetes, home)
     return plan, api, pods
-
-
-def _port_before(home: Home) -> int | None:
-    from gpuloom.server.pilots import port_before
-
-    return port_before(home)
 
 
 def _warnings() -> Callable[[str], None]:

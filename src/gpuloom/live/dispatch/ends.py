@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal as signals
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 from gpuloom.core.job import MAKES_WAY, Attempt, EndReason, Job, Phase, SavedBy
@@ -58,10 +59,68 @@ def ended(
     failed. Exit code 0 after a notice to make way is the end only of a job that has reported its last step: it may as
     well be that of a framework that takes SIGTERM for a wish to leave.
     """
+    fate = _fate_of(job, attempt, how, work_s, complete, saves, failed=failed, fault=fault, beside=bool(beside))
+    queued = fate.after is Phase.QUEUED
+    pause = _pause_s(job, how, fate, pause_s, failed)
+    # Who told it to leave its GPUs does not want it to begin again by itself.
+    back = Phase.HELD if job.suspended and fate.reason is not EndReason.REQUEUED else Phase.QUEUED
+    message = (
+        _whole(how)
+        or (_unproven(how, fate.kept_s > job.work_s, saves.why_not) if fate.made_way and not fate.by and queued else "")
+        or _also(_message(how, fate.reason, container=job.spec.container is not None), saves.why_not, how)
+    )
+    if fate.reason is EndReason.OUT_OF_MEMORY and beside:
+        message = f"{message}; {_beside(beside, apart)}"
+    cause = failed if fault is None else fault
+    data: dict[str, Any] = {
+        "reason": fate.reason.value,
+        "exit_code": how.exit_code,
+        "signal": how.signal,
+        "message": "; ".join(text for text in (told, message, "" if cause is None else cause.text) if text),
+        "saved": (bool(fate.by) or fate.goes_on) and queued,
+        "saved_by": fate.by.value if queued else "",
+        "work_s": fate.kept_s,
+        "peak_memory_mib": how.peak_memory_mib,
+        "next": (back if queued else fate.after).value,
+        "not_before_s": now_s + pause if pause else 0.0,
+        "failure": fate.failure,
+    }
+    if kept_from_starting(how):
+        data["began"] = False
+    if saves.kept is not None:
+        data["kept"] = kept_data(saves.kept)
+    return data
+
+
+@dataclass(frozen=True, slots=True)
+class _Fate:
+    """What an end means for its job. kept_s: work that counts as done."""
+
+    reason: EndReason
+    after: Phase
+    kept_s: float
+    by: SavedBy
+    made_way: bool
+    goes_on: bool
+    failure: bool = False
+    drops: bool = False
+
+
+def _fate_of(
+    job: Job,
+    attempt: Attempt,
+    how: RunExit,
+    work_s: float,
+    complete: bool,
+    saves: Saved,
+    *,
+    failed: Dropped | None,
+    fault: Fault | None,
+    beside: bool,
+) -> _Fate:
     stopped = attempt.stop_reason if how.reason is not None else None
     reason = reason_of(how, attempt)
-    by_itself = how.exit_code is not None
-    made_way = stopped in MAKES_WAY and by_itself
+    made_way = stopped in MAKES_WAY and how.exit_code is not None
     drops = failed is not None and failed.forgiven
     by = saves.by if made_way or drops else SavedBy.NOTHING
     # Its members go on in the next attempt: from its newest save, if it says how old that is.
@@ -69,70 +128,52 @@ def ended(
     kept = job.work_s + (work_s if by or goes_on else 0.0)
     if not by and saves.part is not None:
         kept = max(job.work_s, (job.work_s + work_s) * saves.part)
-    after, failure = Phase.FAILED, False
+
+    def fate(reason: EndReason, after: Phase, kept_s: float = kept, *, failure: bool = False) -> _Fate:
+        return _Fate(reason, after, kept_s, by, made_way, goes_on, failure, drops)
+
     unseen = reason is EndReason.LOST and complete  # all is done, and nobody saw it end: it does not begin anew
     if reason is EndReason.FINISHED or unseen or (stopped is not None and complete and how.exit_code == 0):
-        reason, after, kept = EndReason.FINISHED, Phase.FINISHED, job.work_s + work_s
-    elif attempt.stop_reason is EndReason.CANCELLED or reason is EndReason.CANCELLED:
+        return fate(EndReason.FINISHED, Phase.FINISHED, job.work_s + work_s)
+    if attempt.stop_reason is EndReason.CANCELLED or reason is EndReason.CANCELLED:
         # Whatever ended it first: its user wants no more of it.
-        reason, after = EndReason.CANCELLED, Phase.CANCELLED
-    elif attempt.stop_reason is EndReason.REQUEUED or reason is EndReason.REQUEUED:
-        reason, after, kept = EndReason.REQUEUED, Phase.QUEUED, 0.0
-    elif fault is not None:
-        reason, after = fault.reason, Phase.QUEUED
-    elif drops:
-        reason, after = EndReason.RESIZED, Phase.QUEUED
-    elif reason in MAKES_WAY:
-        after = Phase.QUEUED
-    elif reason is EndReason.LOST and attempt.stop_reason is not None:
-        reason, after = attempt.stop_reason, Phase.QUEUED
-    elif (reason is EndReason.LOST and how.cause is Cause.RESTARTED) or kept_from_starting(how):
-        after = Phase.QUEUED
-    elif beside and reason is EndReason.FAILED:
-        reason, after = EndReason.OUT_OF_MEMORY, Phase.QUEUED
-    elif reason is not EndReason.NOT_STARTED:
-        failure = True
-        if job.failures < job.spec.retries:
-            after = Phase.QUEUED
-    pause = pause_s if after is Phase.QUEUED and kept_from_starting(how) else 0.0
-    # Who told it to leave its GPUs does not want it to begin again by itself.
-    back = Phase.HELD if job.suspended and reason is not EndReason.REQUEUED else Phase.QUEUED
-    if failure and after is Phase.QUEUED:
-        pause = min(2.0 ** min(job.failures, 30), MOST_PAUSE_S)
-    elif drops and failed is not None and after is Phase.QUEUED:
-        pause = 2.0 ** (failed.in_a_row - 2) if failed.in_a_row > 1 else 0.0
-    data: dict[str, Any] = {
-        "reason": reason.value,
-        "exit_code": how.exit_code,
-        "signal": how.signal,
-        "message": _whole(how)
-        or (_unproven(how, kept > job.work_s, saves.why_not) if made_way and not by and after is Phase.QUEUED else "")
-        or _also(_message(how, reason, container=job.spec.container is not None), saves.why_not, how),
-        "saved": (bool(by) or goes_on) and after is Phase.QUEUED,
-        "saved_by": by.value if after is Phase.QUEUED else "",
-        "work_s": kept,
-        "peak_memory_mib": how.peak_memory_mib,
-        "next": (back if after is Phase.QUEUED else after).value,
-        "not_before_s": now_s + pause if pause else 0.0,
-        "failure": failure,
-    }
-    if reason is EndReason.OUT_OF_MEMORY and beside:
-        others = ", ".join(map(str, sorted(beside)))
-        data["message"] = (
-            f"{data['message']}; no GPU memory was left beside {'job' if len(beside) == 1 else 'jobs'} {others}: "
-            f"that is no failure{', and it is not put together with such again for some hours' if apart else ''}"
-        )
+        return fate(EndReason.CANCELLED, Phase.CANCELLED)
+    if attempt.stop_reason is EndReason.REQUEUED or reason is EndReason.REQUEUED:
+        return fate(EndReason.REQUEUED, Phase.QUEUED, 0.0)
     if fault is not None:
-        data["message"] = "; ".join(text for text in (data["message"], fault.text) if text)
-    elif failed is not None:
-        data["message"] = "; ".join(text for text in (data["message"], failed.text) if text)
-    if told:
-        data["message"] = "; ".join(text for text in (told, data["message"]) if text)
-    if kept_from_starting(how):
-        data["began"] = False
-    if saves.kept is not None:
-        data["kept"] = kept_data(saves.kept)
-    return data
+        return fate(fault.reason, Phase.QUEUED)
+    if drops:
+        return fate(EndReason.RESIZED, Phase.QUEUED)
+    if reason in MAKES_WAY:
+        return fate(reason, Phase.QUEUED)
+    if reason is EndReason.LOST and attempt.stop_reason is not None:
+        return fate(attempt.stop_reason, Phase.QUEUED)
+    if (reason is EndReason.LOST and how.cause is Cause.RESTARTED) or kept_from_starting(how):
+        return fate(reason, Phase.QUEUED)
+    if beside and reason is EndReason.FAILED:
+        return fate(EndReason.OUT_OF_MEMORY, Phase.QUEUED)
+    if reason is EndReason.NOT_STARTED:
+        return fate(reason, Phase.FAILED)
+    return fate(reason, Phase.QUEUED if job.failures < job.spec.retries else Phase.FAILED, failure=True)
+
+
+def _pause_s(job: Job, how: RunExit, fate: _Fate, kept_s: float, failed: Dropped | None) -> float:
+    """How long it waits before its next try; longer after each failure in a row. kept_s: where it could not start."""
+    if fate.after is not Phase.QUEUED:
+        return 0.0
+    if fate.failure:
+        return float(min(2.0 ** min(job.failures, 30), MOST_PAUSE_S))
+    if fate.drops and failed is not None:
+        return float(2.0 ** (failed.in_a_row - 2)) if failed.in_a_row > 1 else 0.0
+    return kept_s if kept_from_starting(how) else 0.0
+
+
+def _beside(beside: Collection[int], apart: bool) -> str:
+    others = ", ".join(map(str, sorted(beside)))
+    return (
+        f"no GPU memory was left beside {'job' if len(beside) == 1 else 'jobs'} {others}: "
+        f"that is no failure{', and it is not put together with such again for some hours' if apart else ''}"
+    )
 
 
 def _whole(how: RunExit) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -53,6 +53,21 @@ log = logging.getLogger("gpuloom.scheduler")
 
 STRANGER_GRACE_S = 10.0
 """Between notice and end of a run that the store does not know."""
+
+
+@dataclass(slots=True)
+class _Found:
+    """What reports of runs come to. ends: jobs as they are after it. done: runs that nobody need keep. free: of these,
+    strangers that have left their GPUs."""
+
+    drafts: list[Draft] = field(default_factory=list)
+    exits: list[tuple[Job, Attempt, RunExit, float | None, Dropped | None]] = field(default_factory=list)
+    ends: dict[int, Job] = field(default_factory=dict)
+    frozen: list[int] = field(default_factory=list)
+    thawed: list[int] = field(default_factory=list)
+    done: list[str] = field(default_factory=list)
+    gpus: dict[Slot, Condition] = field(default_factory=dict)
+    free: list[str] = field(default_factory=list)
 
 
 class Intake:
@@ -107,61 +122,24 @@ class Intake:
                     self.statuses.pop(status.run, None)
 
     def _take(self, statuses: list[RunStatus], now: float) -> None:
-        drafts: list[Draft] = []
-        exits: list[tuple[Job, Attempt, RunExit, float | None, Dropped | None]] = []
-        ends: dict[int, Job] = {}
-        frozen: list[int] = []
-        thawed: list[int] = []
-        done: list[str] = []
-        gpus: dict[Slot, Condition] = {}
-        free: list[str] = []
+        found = _Found()
         for status in statuses:
             attempt = self.attempt_of(status.run)
-            if attempt is None:
-                if status.phase is RunPhase.EXITED and (status.exit is None or status.exit.released):
-                    free.append(status.run)
-                    done.append(status.run)
-                elif status.phase is not RunPhase.EXITED:
-                    self._end_stranger(status)
-                continue
-            job = self.book.jobs[attempt.job]
-            drafts.extend(self._running(attempt, status))
-            if status.rehearsal is not None:
-                drafts.extend(self.dispatch.rehearsals.told(job, attempt, status.rehearsal))
-            if status.restarts:
-                drafts.extend(self._restarted(attempt, status))
-            if status.phase is RunPhase.FROZEN:
-                if attempt.phase in (Phase.STARTING, Phase.RUNNING):
-                    drafts.append(("attempt.frozen", job.id, _moved(status)))
-                frozen.append(job.id)
-            elif status.refused and attempt.phase is Phase.RUNNING and self.claims.state(job.id) is State.FREEZING:
-                drafts.append(("attempt.not_suspended", job.id, {"why": status.refused}))
-                self.dispatch.refused.add(job.id)
-            elif status.phase is RunPhase.RUNNING and attempt.phase is Phase.FROZEN:
-                where = as_json(self.claims.where(job.id))
-                drafts.append(("attempt.thawed", job.id, {"allocation": where, **_moved(status)}))
-                thawed.append(job.id)
-            elif status.phase is RunPhase.EXITED and status.exit is not None:
-                words = self.words.get(attempt.run) or words_of(self.files(attempt.nodes[0]), attempt.run)
-                data, failed = self._end(job, attempt, status, status.exit, words, now)
-                drafts.extend(self._resize_cost(job, attempt, words.progress))
-                exits.append((job, attempt, status.exit, data.get("it_per_s"), failed))
-                if failed is not None:
-                    drafts.append((REPLICAS_FAILED, job.id, failed.event(attempt.number)))
-                drafts.append(("attempt.ended", job.id, data))
-                ends[job.id] = replace(job, phase=Phase(data["next"]))
-                if status.exit.released:
-                    done.append(status.run)
-                else:  # it is told again once nothing is left
-                    gpus |= self._not_released(attempt, status, status.exit)
-        gpus |= self._released(free)
+            if attempt is not None:
+                self._look_at(self.book.jobs[attempt.job], attempt, status, now, found)
+            elif status.phase is not RunPhase.EXITED:
+                self._end_stranger(status)
+            elif status.exit is None or status.exit.released:
+                found.free.append(status.run)
+                found.done.append(status.run)
+        found.gpus |= self._released(found.free)
         # In one write: who can never start any more must not be left behind by a crash.
-        drafts += self.follow_up(ends)
-        self.ledger.write([*drafts, *self.gpu_states(gpus)])
+        drafts = [*found.drafts, *self.follow_up(found.ends)]
+        self.ledger.write([*drafts, *self.gpu_states(found.gpus)])
         for kind, _, told_of in drafts:
             if kind == REHEARSED:
                 self.dispatch.rehearsals.learn(told_of)
-        for run in free:
+        for run in found.free:
             self._unreleased.pop(run, None)
         self._strangers_gone(statuses)
         for status in statuses:
@@ -170,22 +148,64 @@ class Intake:
         for status in statuses:
             if status.phase is RunPhase.RUNNING and (begun := self.attempt_of(status.run)) is not None:
                 self.dispatch.starts.began(status.run, begun.job)
+        self._act_on(drafts, found, now)
+
+    def _look_at(self, job: Job, attempt: Attempt, status: RunStatus, now: float, found: _Found) -> None:
+        """What a run's report means for its attempt."""
+        drafts = found.drafts
+        drafts.extend(self._running(attempt, status))
+        if status.rehearsal is not None:
+            drafts.extend(self.dispatch.rehearsals.told(job, attempt, status.rehearsal))
+        if status.restarts:
+            drafts.extend(self._restarted(attempt, status))
+        if status.phase is RunPhase.FROZEN:
+            if attempt.phase in (Phase.STARTING, Phase.RUNNING):
+                drafts.append(("attempt.frozen", job.id, _moved(status)))
+            found.frozen.append(job.id)
+        elif status.refused and attempt.phase is Phase.RUNNING and self.claims.state(job.id) is State.FREEZING:
+            drafts.append(("attempt.not_suspended", job.id, {"why": status.refused}))
+            self.dispatch.refused.add(job.id)
+        elif status.phase is RunPhase.RUNNING and attempt.phase is Phase.FROZEN:
+            where = as_json(self.claims.where(job.id))
+            drafts.append(("attempt.thawed", job.id, {"allocation": where, **_moved(status)}))
+            found.thawed.append(job.id)
+        elif status.phase is RunPhase.EXITED and status.exit is not None:
+            self._look_at_end(job, attempt, status, status.exit, now, found)
+
+    def _look_at_end(
+        self, job: Job, attempt: Attempt, status: RunStatus, how: RunExit, now: float, found: _Found
+    ) -> None:
+        words = self.words.get(attempt.run) or words_of(self.files(attempt.nodes[0]), attempt.run)
+        data, failed = self._end(job, attempt, status, how, words, now)
+        found.drafts.extend(self._resize_cost(job, attempt, words.progress))
+        found.exits.append((job, attempt, how, data.get("it_per_s"), failed))
+        if failed is not None:
+            found.drafts.append((REPLICAS_FAILED, job.id, failed.event(attempt.number)))
+        found.drafts.append(("attempt.ended", job.id, data))
+        found.ends[job.id] = replace(job, phase=Phase(data["next"]))
+        if how.released:
+            found.done.append(status.run)
+        else:  # it is told again once nothing is left
+            found.gpus |= self._not_released(attempt, status, how)
+
+    def _act_on(self, drafts: list[Draft], found: _Found, now: float) -> None:
+        """What is on disk now has its consequences."""
         told = [(job, self.claims.on(Step(kind), job, now_s=now)) for kind, job, _ in drafts if job and kind in ON_DISK]
-        for job_id in frozen:
+        for job_id in found.frozen:
             self.work.pause(job_id, now)
         # It went on by itself, or its scheduler was killed before it told it to freeze.
-        running = [job for job in thawed if self.book.jobs[job].suspended]
+        running = [job for job in found.thawed if self.book.jobs[job].suspended]
         self.dispatch.suspend(running, now)
-        for job_id in thawed:
+        for job_id in found.thawed:
             self.work.resume(job_id, now)
             self.work.rate(job_id, self.claims.take_rate(job_id))
         for job_id in [job for job, do in told if do is Do.FREEZE]:
             self.dispatch.freeze(job_id)
-        for job, attempt, how, speed, failed in exits:
+        for job, attempt, how, speed, failed in found.exits:
             self._left(job, attempt, how, speed, now)
             if failed is not None and self.book.jobs[job.id].reason is EndReason.RESIZED:
                 self._goes_on(job.id, attempt, failed, now)
-        for run in done:
+        for run in found.done:
             self.dispatch.tell(partial(self.dispatch.gangs.acknowledge, run))
 
     def _running(self, attempt: Attempt, status: RunStatus) -> list[Draft]:

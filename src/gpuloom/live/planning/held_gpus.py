@@ -85,9 +85,17 @@ def held_gpus(
         found[number] = (allocation, since_s)
         if is_fixed:
             fixed.add(number)
-    # Who shares a GPU with a pinned job is pinned as well; so is who finds no sharing layer (the policy before
-    # may have shared more). Who was on which layer is not written down; AntMan's opportunistic jobs are never on
-    # the first.
+    jobs = _on_layers(scene, found, pinned)
+    return HeldGpus(jobs, pinned, frozenset(fixed & jobs.keys()), frozenset(leaving & jobs.keys()), lent)
+
+
+def _on_layers(
+    scene: Scene, found: dict[int, tuple[Allocation, float]], pinned: set[Slot]
+) -> dict[int, tuple[Allocation, float, int]]:
+    """The jobs found, each with its sharing layer. Who shares a GPU with a pinned job is pinned as well; so is who
+    finds no layer (the policy before may have shared more). Who was on which layer is not written down; AntMan's
+    opportunistic jobs are never on the first."""
+    book, policy, pairs = scene.book, scene.policy, scene.policy.pairs
     layers = policy.max_jobs_per_gpu
     while True:
         layer_of: dict[int, int] = {}
@@ -111,8 +119,7 @@ def held_gpus(
                 on[slot] = job_class
                 used[slot] = used.get(slot, 0) | 1 << free[0]
         if not out:
-            jobs = {n: (*has, layer_of[n]) for n, has in found.items()}
-            return HeldGpus(jobs, pinned, frozenset(fixed & jobs.keys()), frozenset(leaving & jobs.keys()), lent)
+            return {number: (*has, layer_of[number]) for number, has in found.items()}
         for number in out:
             pinned.update(slots_of(found.pop(number)[0]))
 

@@ -24,7 +24,7 @@ from gpuloom.core.pairs import Apart
 from gpuloom.core.profile import Profiles
 from gpuloom.core.snapshot import Measured, Speed
 from gpuloom.core.state import State
-from gpuloom.core.workload import I4, Workload
+from gpuloom.core.workload import F8, I4, Workload
 from gpuloom.engine.engine import Engine
 from gpuloom.engine.progress import Progress
 from gpuloom.facts.profiles import with_profiles
@@ -34,7 +34,7 @@ from gpuloom.live.planning.asking import Asking, Call
 from gpuloom.live.planning.estimates import left_s, stands_s
 from gpuloom.live.planning.kernel_speeds import KernelSpeeds
 from gpuloom.live.planning.ratios import with_communication
-from gpuloom.live.planning.roster import Roster, alike
+from gpuloom.live.planning.roster import Columns, Roster, alike
 from gpuloom.live.records.fleet import Fleet, slots_of
 from gpuloom.placement.shapes import impossible_jobs, shapes_of
 from gpuloom.policies.base import Policy
@@ -152,52 +152,23 @@ class World:
         self.jobs = tuple([job.id for job in ordered])
         self.row_of = {job: row for row, job in enumerate(self.jobs)}
         cluster = fleet.cluster
-        # Most jobs have never run: what is left of them is their estimate. All of it is work (core/pace.py).
-        lefts = columns.total_s.copy()
-        duration_s = columns.total_s.copy()
-        for row, job in enumerate(ordered):
-            if job.attempts or job.id in placed:
-                has = placed.get(job.id) or left.get(job.id)
-                before_s = job.work_s if columns.paces is None else columns.paces[row].work_s(job.work_s, job.work_on)
-                lefts[row] = has.left_s if has is not None else left_s(lefts.item(row), before_s)
-                duration_s[row] = before_s + (has.done_s if has is not None else 0.0) + lefts[row]
+        lefts, duration_s = _times_s(ordered, columns, placed, left)
         earlier_s = np.array([rank.get(job.id, 0) * RANK_S for job in ordered]) if rank else None
         gpus = {self.row_of[number]: gpus_in(has.allocation) for number, has in {**placed, **left}.items()}
         # Who learns where jobs run best has to see for itself that a placement is slow.
         workload = columns.workload(duration_s, earlier_s, cluster.gpus, gpus, slower=policy.rewarded)
-        if policy.ranks_priorities:
-            workload = replace(workload, priority=_ranked([job.priority for job in ordered]))
-        if policy.uses_stages or policy.rewarded or profiles.own:
-            workload = with_profiles(workload, profiles)
-        if policy.rewarded:
-            workload = with_communication(workload, profiles)
-        if policy.weaves:
-            workload = _alone_until_measured(workload, cluster)
-            if apart and (pairs := apart.among([(alike(job), job.gpus) for job in ordered])) is not None:
-                workload = replace(workload, pairs=pairs)
-        if policy.max_jobs_per_gpu > 1 and not fleet.shares:
-            workload = _whole_gpus(workload, cluster)
+        workload = _as_asked(workload, ordered, policy, profiles, fleet, apart)
         if policy.pairs:
             workload = replace(workload, kernel_pairs=kernels.of(self.jobs, *columns.kernels()))
         self.workload = workload = with_speeds(workload, cluster)
         self.state = State(workload, cluster, layers=policy.max_jobs_per_gpu)
         self._stands_s = {self.row_of[number]: has.stands_s for number, has in placed.items()}
-        smallest = workload
-        if policy.resizes and workload.scaling is not None:
-            smallest = replace(workload, gpus=workload.scaling.min_gpus, scaling=None)
-        impossible = {self.jobs[row] for row in impossible_jobs(shapes_of(smallest, cluster), cluster).tolist()}
-        self.unplaceable = {job for job in eligible if job in impossible}
+        self.unplaceable = eligible & self._impossible()
         overheads = np.full(len(ordered), overhead_s)
         with Asking(Call.SHARING, policy):
             sharing = policy.sharing(workload)
         self.progress = progress = Progress(workload, cluster, overheads, sharing)
-        held = {slot for has in placed.values() for slot in slots_of(has.allocation)}
-        ended: dict[int, Placed] = {}
-        for number, was in left.items():
-            slots = slots_of(was.allocation)
-            if fleet.placement(was.allocation) is not None and held.isdisjoint(slots):
-                ended[number] = was
-                held.update(slots)
+        ended = self._whole(left, placed)
         settled = self._fill(ordered, eligible & met, {**placed, **ended}, lefts, progress, now_s)
         self.collector = Collector()
         value = self._carried(memory, cluster)
@@ -223,6 +194,24 @@ class World:
         with Asking(Call.SHARING, policy):
             self.engine.take_in(now_s, finished=sorted(self.row_of[job] for job in ended), arrived=sorted(news))
         self.collector.take()
+
+    def _impossible(self) -> set[int]:
+        """Jobs that don't fit the GPUs now in service, however small they are made."""
+        smallest, cluster = self.workload, self.fleet.cluster
+        if self.policy.resizes and smallest.scaling is not None:
+            smallest = replace(smallest, gpus=smallest.scaling.min_gpus, scaling=None)
+        return {self.jobs[row] for row in impossible_jobs(shapes_of(smallest, cluster), cluster).tolist()}
+
+    def _whole(self, left: Mapping[int, Placed], placed: Mapping[int, Placed]) -> dict[int, Placed]:
+        """Of the jobs that have ended those whose GPUs are still there, and nobody else's: they can be told as ends."""
+        held = {slot for has in placed.values() for slot in slots_of(has.allocation)}
+        ended: dict[int, Placed] = {}
+        for number, was in left.items():
+            slots = slots_of(was.allocation)
+            if self.fleet.placement(was.allocation) is not None and held.isdisjoint(slots):
+                ended[number] = was
+                held.update(slots)
+        return ended
 
     def goes(self, job: int, speed: Speed) -> None:
         """A job that runs has reported this."""
@@ -351,6 +340,41 @@ class World:
         nodes = np.array([now_at.get(name, -1) for name in memory.nodes], dtype=np.intp)
         with Asking(Call.CARRIED, self.policy):
             return self.policy.carried(memory.value, rows, nodes, self.workload, cluster)
+
+
+def _times_s(
+    jobs: Sequence[Job], columns: Columns, placed: Mapping[int, Placed], left: Mapping[int, Placed]
+) -> tuple[F8, F8]:
+    """What is left of the jobs, and their whole work, seconds; by row. Most have never run: their estimate is left. All
+    of it is work (core/pace.py)."""
+    lefts = columns.total_s.copy()
+    duration_s = columns.total_s.copy()
+    for row, job in enumerate(jobs):
+        if job.attempts or job.id in placed:
+            has = placed.get(job.id) or left.get(job.id)
+            before_s = job.work_s if columns.paces is None else columns.paces[row].work_s(job.work_s, job.work_on)
+            lefts[row] = has.left_s if has is not None else left_s(lefts.item(row), before_s)
+            duration_s[row] = before_s + (has.done_s if has is not None else 0.0) + lefts[row]
+    return lefts, duration_s
+
+
+def _as_asked(
+    workload: Workload, jobs: Sequence[Job], policy: Policy, profiles: Profiles, fleet: Fleet, apart: Apart
+) -> Workload:
+    """The workload with what the policy asks for: priorities, profiles, and who may share GPUs."""
+    if policy.ranks_priorities:
+        workload = replace(workload, priority=_ranked([job.priority for job in jobs]))
+    if policy.uses_stages or policy.rewarded or profiles.own:
+        workload = with_profiles(workload, profiles)
+    if policy.rewarded:
+        workload = with_communication(workload, profiles)
+    if policy.weaves:
+        workload = _alone_until_measured(workload, fleet.cluster)
+        if apart and (pairs := apart.among([(alike(job), job.gpus) for job in jobs])) is not None:
+            workload = replace(workload, pairs=pairs)
+    if policy.max_jobs_per_gpu > 1 and not fleet.shares:
+        workload = _whole_gpus(workload, fleet.cluster)
+    return workload
 
 
 def _alone_until_measured(workload: Workload, cluster: Cluster) -> Workload:

@@ -15,11 +15,11 @@ from gpuloom.live.views.cluster_answers import GroupMemberView, GroupView
 
 def groups_view(scheduler: Scheduler, sights: Sights) -> list[GroupView]:
     """All groups. In the scheduler's thread."""
-    return [_group(scheduler, sights, group) for group in scheduler.groups.all()]
+    return [_group(scheduler, sights, group) for group in scheduler.sharers.groups.all()]
 
 
 def _group(scheduler: Scheduler, sights: Sights, group: Group) -> GroupView:
-    attempts, found = scheduler.book.attempts, scheduler.together.of(group)
+    attempts, found = scheduler.book.attempts, scheduler.sharers.together.of(group)
     return {
         "members": [_member(scheduler, sights, attempts[job], group.members, found) for job in group.members],
         "gpus": group.gpus,

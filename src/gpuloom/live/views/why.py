@@ -194,7 +194,7 @@ def kept_apart(scheduler: Scheduler, job: Job, now_s: float) -> list[str]:
     if job.phase in ENDED:
         return []
     said = []
-    for one in scheduler.together.against(job):
+    for one in scheduler.sharers.together.against(job):
         if one.full:
             which = ", ".join(map(str, one.members))
             left = format_duration(one.until_s - now_s)
