@@ -16,7 +16,7 @@ from fake_kubernetes.cluster import NODE, POD, VCJOB, pod
 from fake_kubernetes.kinds import BY_PATH
 from fake_kubernetes.server import Fault, Request
 from gpuloom.core.end_reason import EndReason
-from gpuloom.executors.kubernetes import cluster as cluster_of_pods
+from gpuloom.executors.kubernetes import kept
 from gpuloom.executors.node import RunSpec
 from gpuloom.executors.port import Cause, RunStatus
 from pod_node import PodTarget
@@ -306,7 +306,7 @@ def test_a_home_is_of_one_cluster(world: World, tmp_path: Path) -> None:
 
 
 def test_pods_that_the_cluster_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_of_pods, "NO_PODS_S", 0.5)
+    monkeypatch.setattr(kept, "NO_PODS_S", 0.5)
     target = PodTarget(tmp_path / "cluster")
     try:
         target.template = {"spec": {"preemptionPolicy": "Never"}}

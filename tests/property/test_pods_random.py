@@ -25,11 +25,11 @@ from fake_kubernetes.server import FakeApi, Fault, Request
 from fake_kubernetes.volcano import Volcano
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.spec import Launcher
-from gpuloom.executors.kubernetes import cluster, wanted
+from gpuloom.executors.kubernetes import cluster, kept, wanted
 from gpuloom.executors.kubernetes.cluster import PodCluster
 from gpuloom.executors.kubernetes.kinds import KINDS, VOLCANO, JobKind
 from gpuloom.executors.kubernetes.manifest import Setup
-from gpuloom.executors.kubernetes.marks import HOME, run_of
+from gpuloom.executors.kubernetes.marks import ADOPTED, COMPLETION_INDEX, HOME, MEMBERS, run_of
 from gpuloom.executors.node import Peer, RunSpec
 from gpuloom.executors.port import RunPhase, RunStatus
 from gpuloom.kubernetes.api import connect
@@ -79,6 +79,8 @@ class Pods(RuleBasedStateMachine):
         """By run: the pods in which it was seen to run by the cluster."""
         self.adopted: dict[str, list[str]] = {}
         """By attempt whose pods somebody else has made: their names."""
+        self.owners: dict[int, str] = {}
+        """By job whose size is changed though somebody else has made its Job: the name of that."""
         self.next: dict[str, list[str]] = {}
         """By attempt that is being resized: the nodes of the members that the next one is to have."""
         self.count = 0
@@ -122,15 +124,16 @@ class Pods(RuleBasedStateMachine):
 
     def look_after_adopted(self) -> None:
         """Offer those that wait, as the scheduler does; their owner takes away what is over, and what nobody wants."""
-        offered: dict[int, tuple[wanted.Offered, ...]] = {}
+        offered: dict[int, wanted.Offer] = {}
+        self.look_after_owners(offered)
         with self.api.store.changed:
             there = {one["metadata"]["name"]: one for one in self.api.store.items[POD].values()}
         for name, pods in list(self.adopted.items()):
             free = [there[pod] for pod in pods if pod in there and HOME not in there[pod]["metadata"].get("labels", {})]
             if name in self.specs:
                 waits = [one["metadata"] for one in free if not one["spec"].get("nodeName")]
-                offered[int(name.partition(".")[0])] = tuple(
-                    wanted.Offered(one["uid"], one["name"]) for one in waits if "deletionTimestamp" not in one
+                offered[int(name.partition(".")[0])] = wanted.Offer(
+                    tuple(wanted.Offered(one["uid"], one["name"]) for one in waits if "deletionTimestamp" not in one)
                 )
             for one in free:
                 over = one["status"].get("phase") in ("Succeeded", "Failed")
@@ -139,6 +142,35 @@ class Pods(RuleBasedStateMachine):
                     with suppress(Refused):
                         self.cluster.delete(one["metadata"]["name"])
         self.pods.offer(offered)
+
+    def look_after_owners(self, offered: dict[int, wanted.Offer]) -> None:
+        """Offer pods of Jobs whose size may be changed; who has made such a Job deletes it once it is not wanted."""
+        wants = {int(name.partition(".")[0]) for name in self.specs}
+        with self.api.store.changed:
+            jobs = {one["metadata"]["name"]: one["metadata"] for one in self.api.store.items[JOB].values()}
+            pods = list(self.api.store.items[POD].values())
+        for number, name in list(self.owners.items()):
+            if (job := jobs.get(name)) is None:
+                continue
+            if number in wants:
+                waits = tuple(
+                    wanted.Offered(about["uid"], about["name"], int(about["annotations"][COMPLETION_INDEX]))
+                    for about in (one["metadata"] for one in pods if not one["spec"].get("nodeName"))
+                    if HOME not in (about.get("labels") or {})
+                    and "deletionTimestamp" not in about
+                    and any(one["uid"] == job["uid"] for one in about.get("ownerReferences") or ())
+                )
+                offered[number] = wanted.Offer(waits, wanted.Owner(name, job["uid"], volcano=False))
+            elif HOME not in (job.get("labels") or {}):
+                assert not set(job.get("annotations") or {}) & {MEMBERS, ADOPTED}, "it is given back whole"
+                with suppress(Refused):
+                    self.api.store.delete(JOB, "default", name, {"propagationPolicy": "Background"})
+        for pod in pods:  # of a Job that somebody has deleted alone
+            about = pod["metadata"]
+            orphan = about["name"].startswith("sized-") and not about.get("ownerReferences")
+            if orphan and HOME not in (about.get("labels") or {}) and "deletionTimestamp" not in about:
+                with suppress(Refused):
+                    self.cluster.delete(about["name"])
 
     # -- the scheduler above ------------------------------------------------------------------------------------------
 
@@ -185,6 +217,33 @@ class Pods(RuleBasedStateMachine):
         self.ask(name)
         self.all_at_work()
 
+    @rule(nodes=st.lists(st.sampled_from(NODES), min_size=1, max_size=3), pods=st.integers(1, 3))
+    def start_sized(self, nodes: list[str], pods: int) -> None:
+        """An elastic job whose Job somebody else has made. pods: those that it has before."""
+        if len(self.specs) > 4:
+            return
+        self.count += 1
+        self.owners[self.count] = name = f"sized-{self.count}"
+        waits: dict[str, Any] = {"schedulerName": "gpuloom"} if self.binds else {}
+        pod = pod_of("", 1, **(waits or {"schedulingGates": [{"name": "gpuloom.io/queue"}]}))
+        spec = {"completionMode": "Indexed", "completions": pods, "parallelism": pods, "backoffLimit": 100}
+        spec["template"] = {"metadata": {}, "spec": {**pod["spec"], "restartPolicy": "Never"}}
+        self.cluster.create({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}, JOB)
+        self.begin(f"{self.count}.1-00", nodes)
+        self.all_at_work()
+
+    @rule(
+        nodes=st.lists(st.sampled_from(NODES), min_size=1, max_size=3),
+        keep=st.integers(1, 3),
+        more=st.lists(st.sampled_from(NODES), max_size=2),
+        disturbed=st.booleans(),
+    )
+    def start_sized_and_resize(self, nodes: list[str], keep: int, more: list[str], disturbed: bool) -> None:
+        self.start_sized(nodes, len(nodes))
+        self.resize(self.count, keep, more)
+        if not disturbed:
+            self.resized()
+
     def all_at_work(self) -> None:
         """Give those that are to begin the time for it, as far as nobody has disturbed them."""
         for _ in range(5):
@@ -199,9 +258,10 @@ class Pods(RuleBasedStateMachine):
 
     def begin(self, name: str, nodes: list[str]) -> None:
         peers = tuple(Peer(node, "", 1) for node in nodes)
+        launcher = Launcher.ADOPTED if int(name.partition(".")[0]) in self.owners else None
         self.specs[name] = [
             RunSpec(run_of(name, rank), ("torchrun", "train"), "/", {"A": "1"}, (0,), (), peers=peers, rank=rank,
-                    port=29500, grace_s=5.0, hold=len(nodes) > 1, sizes=(1, 4))
+                    port=29500, grace_s=5.0, hold=len(nodes) > 1, sizes=(1, 4), launcher=launcher)
             for rank in range(len(nodes))
         ]  # fmt: skip
         self.ask(name)
@@ -448,10 +508,10 @@ class Pods(RuleBasedStateMachine):
 
 @pytest.mark.slow
 def test_attempts_as_pods_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "UNASKED_S", 2.0)
-    monkeypatch.setattr(cluster, "STAYS_S", 0.5)
-    monkeypatch.setattr(cluster, "NOT_OFFERED_S", 1.0)
-    for module in (cluster, wanted):
+    monkeypatch.setattr(kept, "UNASKED_S", 2.0)
+    monkeypatch.setattr(kept, "STAYS_S", 0.5)
+    monkeypatch.setattr(kept, "NOT_OFFERED_S", 1.0)
+    for module in (kept, wanted):
         monkeypatch.setattr(module, "REPLACED_AFTER_S", 0.05)
     monkeypatch.setattr(cluster, "CLAIMED_S", 5.0)
     run_state_machine_as_test(Pods, settings=settings(max_examples=examples(40), stateful_step_count=20, deadline=None))

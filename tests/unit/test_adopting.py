@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from fake_kubernetes.cluster import pod
+from fake_kubernetes.errors import Refused
+from fake_kubernetes.patches import json_patch
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.spec import Launcher
 from gpuloom.executors.gang import Gang
-from gpuloom.executors.kubernetes.pods import Pod, ended_well, pod_of
+from gpuloom.executors.kubernetes.kinds import INDEXED, VOLCANO, JobKind
+from gpuloom.executors.kubernetes.manifest import adopted, scaled
+from gpuloom.executors.kubernetes.pods import Job, Pod, ended_well, job_of, pod_of
 from gpuloom.executors.kubernetes.there import There
 from gpuloom.executors.kubernetes.wanted import (
     Adopt,
     Attempt,
+    CreateJob,
     DeletePod,
     FindJob,
+    GiveBack,
     Member,
     Note,
+    Offer,
     Offered,
     Open,
+    Owner,
     Release,
     Seen,
     Stop,
@@ -67,11 +76,11 @@ def seen(*pods: Pod) -> Seen:
 def test_members_are_taken_once_there_are_enough() -> None:
     one = attempt()
     assert writes_for(one, Seen(), 0.0, 0.0) == []
-    one.offered = (Offered("u0", "made-0"),)
+    one.offer = Offer((Offered("u0", "made-0"),))
     assert writes_for(one, Seen(), 0.0, 0.0) == []
-    one.offered = (*one.offered, Offered("u1", "made-1"), Offered("u2", "made-2"))
+    one.offer = Offer((*one.offer.pods, Offered("u1", "made-1"), Offered("u2", "made-2")))
     assert writes_for(one, Seen(), 0.0, 0.0) == [Adopt(0, "u0", "made-0"), Adopt(1, "u1", "made-1")]
-    one.offered = (Offered("u1", "made-1"),)
+    one.offer = Offer((Offered("u1", "made-1"),))
     assert writes_for(one, seen(taken(0)), 0.0, 0.0) == [Adopt(1, "u1", "made-1")], "the first one is taken"
     one.members[1].spec = None
     assert writes_for(one, seen(taken(0)), 0.0, 0.0) == [], "not all of it was asked for"
@@ -226,3 +235,110 @@ def test_pods_that_may_have_been_taken_are_looked_for_before_it_ends() -> None:
     one.maybe = False
     assert writes_for(one, Seen(), 0.0, 0.0) == []
     assert end_without_pod(one, 0, Seen()) is not None
+
+
+def sized(members: int = 2) -> Attempt:
+    """An attempt of a Job that somebody else has made, and whose size may be changed."""
+    one = attempt(members)
+    for member in one.members.values():
+        assert member.spec is not None
+        member.spec = replace(member.spec, sizes=(1, 4))
+    return one
+
+
+def job_there(replicas: int) -> tuple[dict[str, Any], Job]:
+    """A Job as it is once an attempt has taken it."""
+    spec = {"completionMode": "Indexed", "completions": replicas, "parallelism": replicas}
+    item = {"metadata": {"name": "ours", "uid": "j", "resourceVersion": "3"}, "spec": spec}
+    marks = {
+        "gpuloom.io/adopted": "true",
+        "gpuloom.io/in-place": "true",
+        "gpuloom.io/members": '[["n1", 1], ["n1", 1]]',
+    }
+    taken = json_patch(item, adopted(item, "h", RUN, marks, replicas, INDEXED, 0))
+    found = job_of(taken)
+    assert found is not None
+    return taken, found
+
+
+def test_a_job_whose_size_is_changed_is_taken_first_and_then_its_pods_by_their_numbers() -> None:
+    one = sized()
+    one.offer = Offer((Offered("u1", "made-1", 1),))
+    assert writes_for(one, Seen(), 0.0, 0.0) == [], "whose they are is not known"
+    one.offer = Offer(one.offer.pods, Owner("ours", "j", volcano=False))
+    assert writes_for(one, Seen(), 0.0, 0.0) == [CreateJob()]
+    one.made = one.in_place = True
+    _, job = job_there(2)
+    assert writes_for(one, Seen(job), 0.0, 0.0) == [], "the first one is still to come"
+    one.offer = Offer((*one.offer.pods, Offered("u0", "made-0", 0), Offered("u2", "made-2", 2)), one.offer.owner)
+    for member in one.members.values():
+        member.spec = None  # a scheduler that was begun anew goes by the Job
+    assert writes_for(one, Seen(job), 0.0, 0.0) == [Adopt(0, "u0", "made-0"), Adopt(1, "u1", "made-1")]
+
+
+def test_who_ends_gives_the_job_back_before_the_ends_are_waited_for() -> None:
+    one = sized()
+    _, job = job_there(2)
+    one.made = one.in_place = True
+    assert one.there(Seen(job))
+    for member in one.members.values():
+        member.stop = Stop(EndReason.PREEMPTED, 5.0)
+    assert one.there(Seen(job)), "pods of it may still come"
+    assert writes_for(one, Seen(job), 0.0, 0.0) == [FindJob(), GiveBack("ours", "j", INDEXED)]
+    one.gone = True
+    assert not one.there(Seen())
+
+
+@pytest.mark.parametrize(
+    ("tasks", "least", "task", "right"),
+    [
+        ([("worker", 2)], 2, 0, 3),
+        ([("master", 1), ("worker", 2)], 3, 1, 4),
+        ([("master", 1), ("worker", 2)], 1, 1, 2),
+        ([("worker", 4)], 1, 0, 1),
+    ],
+)
+def test_the_size_of_one_task_is_changed(tasks: list[tuple[str, int]], least: int, task: int, right: int) -> None:
+    spec = {"minAvailable": least, "tasks": [{"name": name, "replicas": count} for name, count in tasks]}
+    item = {"metadata": {"name": "ours", "uid": "j", "resourceVersion": "3", "labels": {"a": "b"}}, "spec": spec}
+    members = {"gpuloom.io/members": '[["n1", 1]]'}
+    patch = adopted(item, "h", RUN, members, 3 if tasks[task][1] == 2 else 2, VOLCANO, task)
+    after = json_patch(item, patch)
+    assert after["metadata"]["labels"] == {
+        "a": "b",
+        "gpuloom.io/home": "h",
+        "gpuloom.io/run": RUN,
+        "gpuloom.io/job": "7",
+    }
+    assert after["spec"]["minAvailable"] == right
+    assert after["spec"]["tasks"][task]["replicas"] == after["spec"]["tasks"][task]["minAvailable"]
+    found = job_of(after)
+    assert found is not None
+    assert (found.task, found.replicas, found.kind) == (task, after["spec"]["tasks"][task]["replicas"], VOLCANO)
+    smaller = json_patch(after, scaled(found.replicas, 1, found.kind, found.task, found.spare))
+    assert smaller["spec"]["tasks"][task]["replicas"] == 1
+    others = [one["replicas"] for number, one in enumerate(smaller["spec"]["tasks"]) if number != task]
+    assert others == [count for number, (_, count) in enumerate(tasks) if number != task]
+
+
+def test_a_job_that_has_changed_meanwhile_is_not_taken() -> None:
+    taken, _ = job_there(2)
+    patch = adopted({**taken, "metadata": {**taken["metadata"], "resourceVersion": "2"}}, "h", RUN, {}, 2, INDEXED, 0)
+    with pytest.raises(Refused):
+        json_patch(taken, patch)
+
+
+@pytest.mark.parametrize("kind", [INDEXED, VOLCANO])
+def test_which_jobs_can_not_change_their_size(kind: JobKind) -> None:
+    """Those with more completions than pods, and those with several tasks that have GPUs."""
+    limits = {"containers": [{"resources": {"limits": {"nvidia.com/gpu": "1"}}}]}
+    about = {"name": "ours", "uid": "j"}
+    if kind is INDEXED:
+        spec: dict[str, Any] = {"completionMode": "Indexed", "completions": 5, "parallelism": 2}
+        spec["template"] = {"spec": limits}
+        found = Reader().batch_job({"metadata": about, "spec": spec})
+    else:
+        task = {"replicas": 2, "template": {"spec": limits}}
+        found = Reader().volcano_job({"metadata": about, "spec": {"tasks": [task, task]}})
+    assert found is not None
+    assert found.replicas is None

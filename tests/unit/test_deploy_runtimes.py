@@ -20,8 +20,10 @@ import yaml
 
 from fake_kubernetes.cluster import VCJOB, Cluster
 from fake_kubernetes.server import FakeApi
+from gpuloom.core.replicas import replicas_of
 from gpuloom.core.spec import Launcher
 from gpuloom.executors.recognise import launcher_for, may_resize
+from gpuloom.kubernetes.objects import Reader
 from gpuloom.live.submission.spec import job_spec
 from until import until
 
@@ -78,6 +80,10 @@ def test_the_horovod_example_is_a_job_that_volcano_takes() -> None:
     finally:
         api.close()
     assert "schedulingGates" not in master["template"]["spec"], "it has no GPU, and waits for nothing"
+    seen = Reader().volcano_job(made)
+    assert seen is not None
+    assert (seen.replicas, seen.task) == (2, 1), "the number of its workers can be changed"
+    assert replicas_of(worker["template"]["metadata"]["annotations"]["gpuloom.io/elastic"]).sizes == (1, 2, 3, 4)
     assert worker["template"]["spec"]["schedulingGates"] == [{"name": "gpuloom.io/queue"}]
     for task in (master, worker):
         pod = task["template"]["spec"]

@@ -202,8 +202,9 @@ class TestIndexedJobs:
         assert found.service is not None
         bigger = self.made(*(spec("torchrun", "train.py", rank=rank, gpus=(1, 1), sizes=(1, 4)) for rank in range(2)))
         job = jobs_there([found.job])[0]
-        assert json_patch(job, taken_over(job, RUN, bigger))["spec"]["completions"] == 2
-        assert json_patch(job, scaled(1, 3, volcano=False))["spec"]["parallelism"] == 3
+        patch = taken_over(job, RUN, "next", bigger.job["metadata"]["annotations"], 2, INDEXED)
+        assert json_patch(job, patch)["spec"]["completions"] == 2
+        assert json_patch(job, scaled(1, 3, INDEXED))["spec"]["parallelism"] == 3
 
     @pytest.mark.parametrize("version", mostly_slow(["1.28", "1.30", "1.33", "1.36"], "1.36"))
     def test_all_of_it_fits_the_schemas_of_kubernetes(self, version: str) -> None:

@@ -254,7 +254,7 @@ class Gangs:
         with self._lock:
             team = self._roster.teams.get(run)
             if team is None:
-                apart = specs[0].launcher is Launcher.ADOPTED
+                apart = specs[0].launcher is Launcher.ADOPTED and specs[0].sizes is None
                 team = self._roster.team(places, specs[0].grace_s, apart=apart)
             elif not team.whole:
                 raise ExecutorError(f"run {run}: not all of its nodes have come yet")

@@ -44,7 +44,7 @@ def expected_of(attempt: Attempt, spec: Spec) -> Expected:
         stopping=attempt.stop_reason is not None,
         frozen=attempt.phase is Phase.FROZEN,
         boots=tuple(member.boot_id for member in attempt.parts),
-        apart=spec.adopted,
+        apart=spec.adopted and spec.elastic is None,
     )
 
 

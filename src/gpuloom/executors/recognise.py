@@ -98,7 +98,10 @@ def once_per_gpu(spec: Spec) -> bool:
 
 def may_resize(spec: Spec) -> bool:
     """Whether members of an elastic job may come and go while others train, where its nodes can do that: torchrun
-    starts it, and nothing that it is given says how many nodes there are, or where they meet."""
+    starts it, and nothing that it is given says how many nodes there are, or where they meet. Whoever has made its pods
+    knows how they meet."""
+    if spec.adopted:
+        return spec.elastic is not None
     if spec.elastic is None or spec.per is Per.GPU or spec.launcher not in (None, Launcher.TORCHRUN):
         return False
     name, words = launcher_of(spec.command)

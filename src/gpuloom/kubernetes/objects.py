@@ -191,7 +191,8 @@ class End(StrEnum):
 class OriginSeen:
     """An object from which pods are made. gpus: of all its pods together; asked: of one of them. owner: who made it, if
     that is another such object. waits: why it has no pods, as it or its controller says. suspended: it may have none
-    for now."""
+    for now. replicas: its pods, where they are alike and numbered, so that their number can be changed.
+    task: number of the one that makes them, where it has several."""
 
     kind: Kind
     uid: str
@@ -208,6 +209,8 @@ class OriginSeen:
     ended_s: float | None
     waits: str
     message: str
+    replicas: int | None = None
+    task: int = 0
 
 
 class Reader:
@@ -376,6 +379,7 @@ class Reader:
             ended_s=time_s(status.get("completionTime")) or time_s(how.get("lastTransitionTime")),
             waits="its Job is suspended" if suspended else "",
             message=_words(how) if end is End.BADLY else "",
+            replicas=int(pods) if spec.get("completionMode") == "Indexed" and completions == pods else None,
         )
 
     def volcano_job(self, item: Object) -> OriginSeen | None:
@@ -386,6 +390,7 @@ class Reader:
         gpus = sum_ints(asked.gpus * replicas for asked, replicas in each)
         if not gpus:
             return None
+        with_gpus = [number for number, (asked, _) in enumerate(each) if asked.gpus]
         state = status.get("state") or {}
         phase = str(state.get("phase") or "")
         end = _VOLCANO_ENDS.get(phase, End.NOT)
@@ -410,6 +415,8 @@ class Reader:
             ended_s=time_s(state.get("lastTransitionTime")) if end is not End.NOT else None,
             waits=waits,
             message=str(state.get("message") or ""),
+            replicas=each[with_gpus[0]][1] if len(with_gpus) == 1 else None,
+            task=with_gpus[0] if len(with_gpus) == 1 else 0,
         )
 
     def kueue_workload(self, item: Object) -> OriginSeen | None:
@@ -501,7 +508,7 @@ def _index(labels: Mapping[str, Any], annotations: Mapping[str, Any]) -> int:
 
 
 _INDEX_LABELS = ("volcano.sh/task-index", "training.kubeflow.org/replica-index", "apps.kubernetes.io/pod-index")
-NOTES = ("user", "gpu-types", "model", "on-preempt", "apart")
+NOTES = ("user", "gpu-types", "model", "on-preempt", "apart", "elastic")
 """Annotations `gpuloom.io/…` of a pod that say more of its job; `gpuloom.io/estimate` is read elsewhere, too."""
 
 

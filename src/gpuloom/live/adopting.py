@@ -19,14 +19,17 @@ from gpuloom.core.decision import WaitCode
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.job import ACTIVE, ENDED, Job, Phase
+from gpuloom.core.replicas import Replicas, replicas_of
 from gpuloom.core.spec import Launcher, OnPreempt, Spec
 from gpuloom.core.sums import sum_ints
-from gpuloom.executors.kubernetes.wanted import Offered
+from gpuloom.executors.kubernetes.kinds import VOLCANO, JobKind
+from gpuloom.executors.kubernetes.marks import ADOPTED
+from gpuloom.executors.kubernetes.wanted import Offer, Offered, Owner
 from gpuloom.kubernetes.api import Api, ApiError, Object
 from gpuloom.kubernetes.events import pod_reference, say
 from gpuloom.kubernetes.informer import Informer
 from gpuloom.kubernetes.jobs import SETTLES_S, Standing, State, base_name, standings
-from gpuloom.kubernetes.objects import GATE, HOME, OriginSeen, PodSeen, Reader
+from gpuloom.kubernetes.objects import GATE, HOME, Kind, OriginSeen, PodSeen, Reader
 from gpuloom.live.planning.cluster_jobs import submitted, updated
 from gpuloom.live.planning.reasons import why
 from gpuloom.live.records.ledger import Draft
@@ -71,7 +74,8 @@ class Adopting:
     """Used by one thread: `look` after each change. `start` it once the scheduler has begun.
 
     Args:
-        pods: those of all namespaces that are none of our own attempts. offer: told which pods wait for which job.
+        kind: of Jobs that are made here; of others those that are seen can change their size. pods: those of all
+            namespaces that are none of our own attempts. offer: told which pods wait for which job.
     """
 
     def __init__(
@@ -79,16 +83,23 @@ class Adopting:
         api: Api,
         namespace: str,
         home: str,
+        kind: JobKind,
         reader: Reader,
         pods: Callable[[], Iterable[PodSeen]],
-        offer: Callable[[Mapping[int, tuple[Offered, ...]]], None],
+        offer: Callable[[Mapping[int, Offer]], None],
         news: Callable[[], None],
         waits: Callable[[float], bool],
     ) -> None:
         self._api, self._namespace, self._home, self._pods, self._offer = api, namespace, home, pods, offer
+        self._sized = {Kind.BATCH, Kind.VOLCANO} if kind is VOLCANO else {Kind.BATCH}
 
         def others(read: Callable[[Object], OriginSeen | None]) -> Callable[[Object], OriginSeen | None]:
-            return lambda item: None if HOME in (item["metadata"].get("labels") or {}) else read(item)
+            def seen(item: Object) -> OriginSeen | None:
+                about = item["metadata"]
+                own = HOME in (about.get("labels") or {}) and ADOPTED not in (about.get("annotations") or {})
+                return None if own else read(item)
+
+            return seen
 
         within = f"namespaces/{namespace}/jobs"
         self._origins = [
@@ -151,7 +162,7 @@ class Adopting:
         except GpuloomError as error:  # a full disk, a job that has changed meanwhile: it is looked at again
             log.error("jobs that were made in the cluster can't be written down: %s", error)
             return
-        offered: dict[int, tuple[Offered, ...]] = {}
+        offered: dict[int, Offer] = {}
         jobs = self._scheduler.book.jobs
         for key, one in found.items():
             number = self._numbers.get(key)
@@ -161,7 +172,8 @@ class Adopting:
             if job.phase is Phase.CANCELLED and job.reason is EndReason.CANCELLED and one.standing.state != State.ENDED:
                 self._delete(job, one)
             elif job.phase not in ENDED:
-                offered[number] = tuple(Offered(pod.uid, pod.name) for pod in one.waits)
+                pods = tuple(Offered(pod.uid, pod.name, pod.index) for pod in one.waits)
+                offered[number] = Offer(pods, None if job.spec.elastic is None else _owner(one.origin))
         self._offer(offered)
         self._say_why(found, time.monotonic())
 
@@ -173,8 +185,9 @@ class Adopting:
         origins = [one for each in self._origins for one in each.items()]
         singles = {pod.uid for pod in pods if pod.notes.get("apart") == "true" or self._is_single(pod)}
         known = self._seen(pods, origins, singles, now_s)
-        # Pods that come while it runs (it was scaled up, or one has failed) are jobs of their own.
-        late = {pod.uid for key, one in known.items() if one.settled and self._runs(key) for pod in one.waits}
+        # Pods that come while it runs (it was scaled up, or one has failed) are jobs of their own; but of a job whose
+        # size changes they are its members.
+        late = {pod.uid for key, one in known.items() if one.settled and self._runs_fixed(key) for pod in one.waits}
         return self._seen(pods, origins, singles | late, now_s) if late else known
 
     def _is_single(self, pod: PodSeen) -> bool:
@@ -186,10 +199,10 @@ class Adopting:
             self._number(pod.uid)
         return self._numbers.get(pod.uid) is not None
 
-    def _runs(self, key: str) -> bool:
+    def _runs_fixed(self, key: str) -> bool:
         number = self._numbers.get(key)
         job = None if number is None else self._scheduler.book.jobs.get(number)
-        return job is not None and job.phase is Phase.RUNNING
+        return job is not None and job.phase is Phase.RUNNING and job.spec.elastic is None
 
     def _seen(
         self, pods: Sequence[PodSeen], origins: Sequence[OriginSeen], singles: Set[str], now_s: float
@@ -273,8 +286,9 @@ class Adopting:
             if job.phase in ENDED:
                 drafts.append(("job.requeued", known, {}))
                 back.add(known)
-            if (job.spec.gpus, job.spec.replica_gpus) != (spec.gpus, spec.replica_gpus):
-                spec = replace(job.spec, gpus=spec.gpus, replica_gpus=spec.replica_gpus)
+            had, has = (replace(one, gpus=0) if one.elastic else one for one in (job.spec, spec))
+            if (had.gpus, had.replica_gpus, had.elastic) != (has.gpus, has.replica_gpus, has.elastic):
+                spec = replace(job.spec, gpus=spec.gpus, replica_gpus=spec.replica_gpus, elastic=spec.elastic)
                 drafts.append(updated(known, _user(one), spec, one.standing.name, estimates))
         drafts += self._vanished(found, now_s)
         if not drafts:
@@ -320,8 +334,12 @@ class Adopting:
             models = [name for name in given if plain_model(name)]
             if models != given:
                 self._say(first, "gpu-types", "names of GPU models, such as A100,H100")
-        on_preempt = OnPreempt.NEVER
-        if (text := notes.get("on-preempt", "never")) == OnPreempt.CHECKPOINT.value and first.owner is not None:
+        sizes = self._sizes(one, first)
+        gpus = each * len(one.waits)
+        if sizes is not None:  # who can be made smaller is there again where it was made anew
+            gpus = min(max(gpus, sizes.sizes[0]), sizes.sizes[-1])
+        on_preempt, usual = OnPreempt.NEVER, OnPreempt.NEVER if sizes is None else OnPreempt.CHECKPOINT
+        if (text := notes.get("on-preempt", usual.value)) == OnPreempt.CHECKPOINT.value and first.owner is not None:
             on_preempt = OnPreempt.CHECKPOINT
         elif text != OnPreempt.NEVER.value:
             why = "checkpoint or never" if first.owner is not None else "never, as nobody makes this pod anew"
@@ -329,7 +347,8 @@ class Adopting:
         return Spec(
             command=tuple(filter(None, (asked.image, *asked.command))) or ("pod",),
             name=base_name(one.standing.name),
-            gpus=each * len(one.waits),
+            gpus=gpus,
+            elastic=None if sizes is None else f"{sizes.least}-{sizes.most}",
             replica_gpus=each,
             launcher=Launcher.ADOPTED,
             gpu_types=tuple(dict.fromkeys(models)),
@@ -340,6 +359,23 @@ class Adopting:
             container=asked.image or None,
             model=notes.get("model"),
         )
+
+    def _sizes(self, one: _Found, first: PodSeen) -> Replicas | None:
+        """How many of its pods it may have; None: as many as there are."""
+        if (text := first.notes.get("elastic")) is None:
+            return None
+        origin = one.origin
+        if origin is None or origin.replicas is None or origin.kind not in self._sized:
+            right = "said of the pods of an Indexed Job with as many completions as pods"
+            if Kind.VOLCANO in self._sized:
+                right += ", or of a Volcano Job one task of which has GPUs"
+            self._say(first, "elastic", right)
+            return None
+        try:
+            return replicas_of(text, first.asked.gpus)
+        except ValueError as error:
+            self._say(first, "elastic", f"1-8, the fewest and the most pods: it {error}")
+            return None
 
     # -- what is written to the cluster -----------------------------------------------------------------------------
 
@@ -412,6 +448,10 @@ class Adopting:
         self._told.add((pod.uid, text))
         log.warning("pod %s/%s: %s", pod.namespace, pod.name, text)
         say(self._api, self._namespace, pod_reference(pod.name, pod.uid), reason, text, warns=True)
+
+
+def _owner(origin: OriginSeen | None) -> Owner | None:
+    return None if origin is None else Owner(origin.name, origin.uid, origin.kind is Kind.VOLCANO, origin.task)
 
 
 def _order(pod: PodSeen) -> tuple[int, float, str]:

@@ -45,6 +45,8 @@ PROGRESS_S = 2.0
 """So often jobs' files are looked at for what they report, where they can be."""
 REST_S, LATEST_S, QUIET = 0.2, 5.0, 4.0
 """Least and longest time between two looks, and by how much longer than a look it is."""
+KNOWN_S = 5.0
+"""So long the start may wait until the nodes that were seen are written down."""
 _GONE = "its node was deleted from the cluster"
 
 
@@ -89,6 +91,7 @@ class PodNodes:
             api,
             self.setup.namespace,
             self.setup.home,
+            self.setup.kind,
             reader,
             self._others.items,
             self.pods.offer,
@@ -134,9 +137,17 @@ class PodNodes:
         self._scheduler, self._joining = scheduler, joining
         self._adopting.start(scheduler)
         self._look()
+        self._wait_until_known()
         self._worker.start()
         if self.setup.claim:
             self._reports.start()
+
+    def _wait_until_known(self) -> None:
+        """So that whoever submits at once is not told that there are fewer GPUs than there are."""
+        until_s = time.monotonic() + KNOWN_S
+        while self._ports.keys() - self._scheduler.book.nodes.keys() and time.monotonic() < until_s:
+            if self._ended.wait(0.01):
+                return
 
     def stop(self) -> None:
         """Pass on and write nothing more; what runs goes on."""

@@ -18,32 +18,30 @@ from typing import Any
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.run_name import run_name_of
 from gpuloom.core.spec import Launcher
-from gpuloom.executors.kubernetes.kinds import VOLCANO
+from gpuloom.executors.kubernetes.kept import UNSEEN_S, Kept, update
+from gpuloom.executors.kubernetes.kinds import INDEXED, VOLCANO
 from gpuloom.executors.kubernetes.manifest import Setup
 from gpuloom.executors.kubernetes.marks import HOME, attempt_of
 from gpuloom.executors.kubernetes.pod_logs import PodFiles, Sight
-from gpuloom.executors.kubernetes.pods import Pod, group_of, hopeless, job_of, pod_of
+from gpuloom.executors.kubernetes.pods import group_of, job_of, pod_of
 from gpuloom.executors.kubernetes.there import There
 from gpuloom.executors.kubernetes.wanted import (
-    REPLACED_AFTER_S,
     Attempt,
     CreateJob,
     Member,
-    Offered,
+    Offer,
     Seen,
     Stop,
     TakeOver,
     Write,
-    end_without_pod,
     found_of,
-    may_replace,
     may_take_over,
     status_of,
     writes_for,
 )
-from gpuloom.executors.kubernetes.writer import Kept, Writer
+from gpuloom.executors.kubernetes.writer import Writer
 from gpuloom.executors.node import RunSpec
-from gpuloom.executors.port import Cause, ExecutorError, OnStatus, RunExit, RunStatus
+from gpuloom.executors.port import ExecutorError, OnStatus, RunStatus
 from gpuloom.kubernetes.api import Api, ApiError
 from gpuloom.kubernetes.informer import Informer, read_first
 from gpuloom.threads import Worker
@@ -54,19 +52,9 @@ WRITERS = 8
 REPEAT_S = 3.0
 """A write whose effect is not seen after so long is made once more."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-UNSEEN_S = 30.0
-"""A Job that was made and is not seen after so long is made once more, which changes nothing if it is there."""
-NO_PODS_S = 60.0
-"""So long none of the pods may be made that may be."""
-NOT_OFFERED_S = 20.0
-"""So long pods that others make may be away: they are made anew after a pause."""
-UNASKED_S = 300.0
-"""What was begun to be made, and nobody asks for, is taken away after so long: no record knows of it."""
 LOOKED_S = 30.0
 """How long ends of before may take to be taken down when it begins."""
 CLOSE_S = 2.0
-STAYS_S = 10.0
-"""So long members of an attempt that is over wait for the next one of their job, in which they go on."""
 CLAIMED_S = 90.0
 """The same once that is there, and what is written may fail for a while."""
 
@@ -93,8 +81,8 @@ class PodCluster:
         """By job, the attempt of which members are to go on in the next one."""
         self._waits: dict[str, str] = {}
         """By such an attempt, the next one, which waits until it is over."""
-        self._offered: Mapping[int, tuple[Offered, ...]] = {}
-        """By job, pods that somebody else has made for it, and that wait."""
+        self._offered: Mapping[int, Offer] = {}
+        """By job, what somebody else has made for it, and waits."""
         self._there = There()
         self._due: dict[str, float] = {}
         self._dues: list[tuple[float, str]] = []
@@ -126,6 +114,9 @@ class PodCluster:
         if setup.kind.groups:
             path = f"{setup.kind.groups}/{space}/podgroups"
             self._lists = (*self._lists, informer(path, group_of, there.group, mine=False))
+        self._needed = self._lists
+        if setup.kind is not INDEXED:  # of others, whose size may be changed
+            self._lists = (*self._lists, informer(f"{INDEXED.path}/{space}/jobs", job_of, there.job, mine=True))
         self._watches = [Worker(f"watch {one.path}", one.run) for one in self._lists]
         self._worker = Worker("pods", self._run)
         self._writers = ThreadPoolExecutor(WRITERS, "kubernetes-write")
@@ -142,7 +133,7 @@ class PodCluster:
             if not worker.start():
                 raise ExecutorError(worker.problem)
         read_first(self._lists)
-        if why := next((one.absent for one in self._lists if one.absent), ""):
+        if why := next((one.absent for one in self._needed if one.absent), ""):
             kind = self.setup.kind
             what = "is Volcano installed, and may they be read?" if kind is VOLCANO else "may they be read?"
             raise ExecutorError(f"{why}; jobs are run as {kind.title}s: {what}")
@@ -220,7 +211,7 @@ class PodCluster:
             self._there.touched.add(name)
         self._news.set()
 
-    def offer(self, offered: Mapping[int, tuple[Offered, ...]]) -> None:
+    def offer(self, offered: Mapping[int, Offer]) -> None:
         """By job, in the order of members: pods that somebody else has made for it, and that are nobody's yet."""
         with self._lock:
             before, self._offered = self._offered, offered
@@ -347,7 +338,7 @@ class PodCluster:
                 seen = self._see(name)
                 if (own := self._own.get(name)) is None:
                     continue
-                dues = self._update(own, seen, now_s)
+                dues = update(own, seen, now_s, self.setup, self._offered)
                 if (waits := self._waits.pop(name, None)) is not None:
                     self._touch(waits)
                 for rank, member in own.attempt.members.items():
@@ -393,7 +384,7 @@ class PodCluster:
         """Whether pods are over whose ends are not taken down yet."""
         with self._lock:
             return any(
-                pod.over and own.attempt.members[rank].ended is None
+                pod.over and (member := own.attempt.members.get(rank)) is not None and member.ended is None
                 for own in self._own.values()
                 for rank, pod in self._seen.get(own.attempt.name, Seen()).pods.items()
             )
@@ -403,132 +394,15 @@ class PodCluster:
         if seen == Seen():
             self._seen.pop(name, None)
             return seen
+        if (own := self._own.get(name)) is not None and not own.attempt.forgotten:
+            # Of a Job that somebody has deleted, those that the next attempt was to have: they are looked at later.
+            seen = replace(seen, pods={rank: pod for rank, pod in seen.pods.items() if rank in own.attempt.members})
         self._seen[name] = seen
-        if name not in self._own:
+        if own is None:
             one = seen.job if seen.job is not None else next(iter(seen.pods.values()))
             gone = seen.job is None
             self._own[name] = Kept(found_of(name, one.members, hold=one.hold, gone=gone, adopted=one.adopted))
         return seen
-
-    def _update(self, own: Kept, seen: Seen, now_s: float) -> list[float]:
-        """Take up what is seen of an attempt. When there is something to do even if nothing else changes."""
-        attempt, dues = own.attempt, list[float]()
-        if attempt.adopted and (run := run_name_of(attempt.name)) is not None:
-            attempt.offered = self._offered.get(run.job, ())
-            if len(seen.pods) == len(attempt.members):
-                attempt.maybe = False
-        if seen.job is not None:
-            own.job_seen = attempt.made = True
-            attempt.job = seen.job.name
-        elif own.job_seen:
-            attempt.gone = True
-        elif attempt.made and own.made_s is not None and now_s - own.made_s > UNSEEN_S:
-            attempt.made, attempt.maybe, own.made_s = False, False, None
-        for rank, one in seen.pods.items():
-            member = None if one.gated else attempt.members[rank]
-            if member is not None and member.pod == "" and member.replaced != one.uid:
-                member.pod = one.uid
-                attempt.secret = True  # else it would not have been let go
-                if one.attempt == attempt.name and one.restarts > member.restarts:
-                    member.restarts, member.restarted = one.restarts, "failed before this scheduler began"
-        if attempt.unasked and (seen.job is not None or seen.pods):
-            if now_s - own.found_s < UNASKED_S:
-                return [own.found_s + UNASKED_S]
-            for member in attempt.members.values():
-                member.acknowledged = True
-        if attempt.staying and attempt.forgotten:
-            attempt.until_s = now_s + STAYS_S if attempt.until_s is None else attempt.until_s
-            if attempt.until_s > now_s:
-                dues.append(attempt.until_s)
-        dues += self._pods_come(own, seen, now_s)
-        for rank, member in attempt.members.items():
-            pod = seen.pods.get(rank)
-            if pod is not None and pod.going and pod.began_s is not None and member.began_s is None:
-                member.began_s = now_s
-                if member.spec is None:  # it was found: by the cluster's clock, at most as long as it runs for us
-                    member.began_s -= max(time.time() - pod.began_s, 0.0)
-            if pod is not None and member.spec is None and not member.limited:
-                member.limit_s = pod.limit_s
-            dues += self._limit(member, pod, now_s)
-            dues += self._patience(own, rank, member, pod, now_s)
-            dues += self._replaced(attempt, rank, seen, now_s)
-            if member.ended is None and (how := end_without_pod(attempt, rank, seen)) is not None:
-                member.ended = how
-        return dues
-
-    def _pods_come(self, own: Kept, seen: Seen, now_s: float) -> list[float]:
-        """Give an attempt up of which pods may be made and none are: they were refused, or somebody else's are gone."""
-        members, name, adopted = own.attempt.members.values(), own.attempt.job_name, own.attempt.adopted
-        waits = (seen.may_have_pods or adopted) and not own.attempt.ends
-        if not waits or len(seen.pods) == len(members) or any(one.pod for one in members):
-            own.no_pods_s = None
-            return []
-        own.no_pods_s = now_s if own.no_pods_s is None else own.no_pods_s
-        patience_s = NOT_OFFERED_S if adopted else NO_PODS_S
-        if now_s - own.no_pods_s < patience_s:
-            return [own.no_pods_s + patience_s]
-        kind = self.setup.kind
-        why = f"`kubectl describe {kind.kubectl} {name} -n {self.setup.namespace}` says why"
-        text = f"no pods are made of its {kind.title} {name}: {why}"
-        if adopted:
-            text = f"{len(members)} pods of it were to wait to be let go, and {len(seen.pods)} do"
-        cause = Cause.PLACE if adopted else Cause.EXECUTOR
-        how = RunExit(None, None, EndReason.NOT_STARTED, text, time.time(), cause=cause)
-        for member in members:
-            member.failed = member.failed or how
-        return []
-
-    def _limit(self, member: Member, pod: Pod | None, now_s: float) -> list[float]:
-        if member.began_s is None or member.limit_s is None or member.stop is not None or member.ended is not None:
-            return []
-        if pod is None or pod.over:
-            return []
-        due_s = member.began_s + member.limit_s
-        if now_s < due_s:
-            return [due_s]
-        grace_s = pod.grace_s if member.spec is None else member.spec.grace_s
-        member.stop = Stop(EndReason.TIMED_OUT, now_s + grace_s)
-        return []
-
-    def _patience(self, own: Kept, rank: int, member: Member, pod: Pod | None, now_s: float) -> list[float]:
-        """Give a pod up that has not begun, where nothing of what it waits for has changed for long."""
-        waits = pod is not None and member.stop is None and member.failed is None
-        if pod is not None and pod.adopted and not pod.job:
-            waits = False  # nobody would make it anew
-        found = hopeless(pod, member.node) if pod is not None and waits else None
-        if found is None:
-            own.since.pop(rank, None)
-            return []
-        patience_s, how = found
-        what, since_s = own.since.get(rank, ("", now_s))
-        kind = how.cause.value
-        if what != kind:
-            since_s = now_s
-        own.since[rank] = kind, since_s
-        if now_s - since_s < patience_s:
-            return [since_s + patience_s]
-        # In the place of one that ran it is no fault of the job's: what the others have done is to be saved.
-        member.failed = replace(how, reason=EndReason.NODE, cause=Cause.NODE) if member.restarts else how
-        return []
-
-    def _replaced(self, attempt: Attempt, rank: int, seen: Seen, now_s: float) -> list[float]:
-        """Of a member that failed while the others train on, and of the pod that comes in its place."""
-        member, pod = attempt.members[rank], seen.pods.get(rank)
-        if pod is None or not may_replace(attempt, seen, rank):
-            member.over_s = None
-        elif member.replaced != pod.uid:
-            member.over_s = now_s if member.over_s is None else member.over_s
-            return [member.over_s + REPLACED_AFTER_S] if now_s < member.over_s + REPLACED_AFTER_S else []
-        waits = member.replaced and pod is None and not attempt.ends and member.ended is None
-        if not waits:
-            member.missing_s = None
-            return []
-        member.missing_s = now_s if member.missing_s is None else member.missing_s
-        if now_s - member.missing_s < NO_PODS_S:
-            return [member.missing_s + NO_PODS_S]
-        why = f"no pod was made in the place of that of member {rank}, which {member.restarted}"
-        member.failed = RunExit(None, None, EndReason.NODE, why, time.time(), cause=Cause.NODE)
-        return []
 
     def _status(self, attempt: Attempt, rank: int) -> RunStatus:
         return status_of(attempt, rank, self._seen.get(attempt.name, Seen()).pods.get(rank))
@@ -563,7 +437,7 @@ class PodCluster:
             return wanted
         own = self._own.get(self._staying.get(run.job, ""))
         if own is None or own.attempt is attempt or not own.attempt.staying:
-            return wanted
+            return wanted if over else self._once_alone(attempt, run.job, wanted)
         before = own.attempt
         if over:
             if before.until_s is not None and before.until_s > 0.0 and not attempt.made:
@@ -578,9 +452,20 @@ class PodCluster:
             self._waits[before.name] = attempt.name
             return []
         if may and seen_before.job is not None:
-            return [TakeOver(seen_before.job.name, before.name)]
+            return [TakeOver(seen_before.job.name, before.name, seen_before.job.kind)]
         before.until_s = 0.0  # nobody goes on with it
         self._touch(before.name)
+        return self._once_alone(attempt, run.job, wanted)
+
+    def _once_alone(self, attempt: Attempt, job: int, wanted: list[Write]) -> list[Write]:
+        """A Job that somebody else has made is that of one attempt at a time."""
+        if not attempt.sized or attempt.made:
+            return wanted
+        for name in self._own:
+            other = run_name_of(name)
+            if name != attempt.name and other is not None and other.job == job:
+                self._waits[name] = attempt.name
+                return []
         return wanted
 
     def _touch(self, name: str) -> None:

@@ -28,9 +28,14 @@ INDEXED = JobKind("indexed", "Job", "batch/v1", "job")
 KINDS: Mapping[str, JobKind] = {kind.word: kind for kind in (VOLCANO, INDEXED)}
 
 
-def replicas_in(spec: Mapping[str, Any]) -> int:
-    """So many pods a Job has: of its first task, where it has tasks. spec: its `spec`."""
+def replicas_in(spec: Mapping[str, Any], task: int = 0) -> int:
+    """So many pods a Job has: of this task, where it has tasks. spec: its `spec`."""
     tasks = spec.get("tasks")
     if tasks:
-        return int(tasks[0].get("replicas", 0))
+        return int(tasks[task].get("replicas", 0)) if task < len(tasks) else 0
     return int(spec.get("parallelism") or 0)
+
+
+def spare_in(spec: Mapping[str, Any], task: int = 0) -> int:
+    """How many more pods a Volcano Job needs at least than that task has: those of its other tasks, as a rule."""
+    return int(spec.get("minAvailable") or 0) - replicas_in(spec, task)

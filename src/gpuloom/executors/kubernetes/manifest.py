@@ -20,7 +20,7 @@ from gpuloom.core.errors import InputError
 from gpuloom.core.job import DeviceKind
 from gpuloom.core.run_name import run_name_of
 from gpuloom.executors.containers import OUTSIDE
-from gpuloom.executors.kubernetes.kinds import VOLCANO, JobKind, replicas_in
+from gpuloom.executors.kubernetes.kinds import VOLCANO, JobKind, replicas_in, spare_in
 from gpuloom.executors.kubernetes.marks import (
     FINALIZER,
     GATE,
@@ -37,6 +37,7 @@ from gpuloom.executors.kubernetes.marks import (
     RANK,
     RUN,
     SERVICE,
+    SIZED_TASK,
     VALUE,
     VALUES,
     VARIABLES,
@@ -45,6 +46,7 @@ from gpuloom.executors.kubernetes.marks import (
     host_of,
     job_of_task,
     name_of,
+    sized_task,
     tasks_of,
 )
 from gpuloom.executors.launchers import DIRECT, is_direct, launched, told
@@ -256,38 +258,59 @@ def _indexed_jobs(
     return found, None if alone else service
 
 
-def taken_over(job: Mapping[str, Any], before: str, made: Manifest) -> list[dict[str, Any]]:
+def taken_over(
+    job: Mapping[str, Any], before: str, attempt: str, marks: Mapping[str, str], replicas: int, kind: JobKind
+) -> list[dict[str, Any]]:
     """The JSON patch by which the Job of the attempt before becomes that of the next one, at its size. It can't be sent
-    twice. job: as it is. made: what would be made for the next one."""
-    about, of_wanted = job["metadata"], made.job["metadata"]
+    twice. job: as it is. marks: annotations of the Job that would be made for the next one."""
     label = f"/metadata/labels/{_escaped(RUN)}"
     found: list[dict[str, Any]] = [{"op": "test", "path": label, "value": before}]
-    found += scaled(replicas_in(job["spec"]), replicas_in(made.job["spec"]), volcano="tasks" in job["spec"])
-    found.append({"op": "replace", "path": label, "value": of_wanted["labels"][RUN]})
-    annotations = {name: of_wanted["annotations"].get(name) for name in (MEMBERS, VALUES, HOLD, LIMIT, NAME)}
-    for name, text in annotations.items():
+    task = sized_task(job["metadata"].get("annotations") or {})
+    found += scaled(replicas_in(job["spec"], task), replicas, kind, task, spare_in(job["spec"], task))
+    found.append({"op": "replace", "path": label, "value": attempt})
+    for name in (MEMBERS, VALUES, HOLD, LIMIT, NAME):
         path = f"/metadata/annotations/{_escaped(name)}"
-        if text is not None:
+        if (text := marks.get(name)) is not None:
             found.append({"op": "add", "path": path, "value": text})
-        elif name in about["annotations"]:
+        elif name in job["metadata"]["annotations"]:
             found.append({"op": "remove", "path": path})
     return found
 
 
-def scaled(replicas: int, to: int, *, volcano: bool) -> list[dict[str, Any]]:
-    """The JSON patch that changes the number of pods of a Job with one task: the last ones are ended first."""
-    if not volcano:  # both in one patch, or it is refused
+def adopted(
+    job: Mapping[str, Any], home: str, attempt: str, marks: Mapping[str, str], replicas: int, kind: JobKind, task: int
+) -> list[dict[str, Any]]:
+    """The JSON patch by which a Job that somebody else has made becomes that of an attempt, at its size; of two
+    schedulers one takes it. job: as it is. marks: annotations. task: number of the one whose size is changed."""
+    marks = {**marks, **({SIZED_TASK: str(task)} if task else {})}
+    about, run = job["metadata"], run_name_of(attempt)
+    labels = {HOME: home, RUN: attempt, **({} if run is None else {JOB: str(run.job)})}
+    found = [{"op": "test", "path": "/metadata/resourceVersion", "value": about["resourceVersion"]}]
+    found += scaled(replicas_in(job["spec"], task), replicas, kind, task, spare_in(job["spec"], task))
+    for name, texts in (("labels", labels), ("annotations", marks)):
+        path = f"/metadata/{name}"
+        if not about.get(name):
+            found.append({"op": "add", "path": path, "value": dict(texts)})
+            continue
+        found += [{"op": "add", "path": f"{path}/{_escaped(key)}", "value": text} for key, text in texts.items()]
+    return found
+
+
+def scaled(replicas: int, to: int, kind: JobKind, number: int = 0, spare: int = 0) -> list[dict[str, Any]]:
+    """The JSON patch that changes the number of pods of a Job's task: the last ones are ended first. number: of the
+    task. spare: how many more pods the Job needs at least."""
+    if kind is not VOLCANO:  # both in one patch, or it is refused
         return [
             {"op": "test", "path": "/spec/parallelism", "value": replicas},
             {"op": "replace", "path": "/spec/completions", "value": to},
             {"op": "replace", "path": "/spec/parallelism", "value": to},
         ]
-    task = "/spec/tasks/0"
+    task = f"/spec/tasks/{number}"
     return [
         {"op": "test", "path": f"{task}/replicas", "value": replicas},
         {"op": "replace", "path": f"{task}/replicas", "value": to},
-        {"op": "replace", "path": f"{task}/minAvailable", "value": to},
-        {"op": "replace", "path": "/spec/minAvailable", "value": to},
+        {"op": "add", "path": f"{task}/minAvailable", "value": to},
+        {"op": "add", "path": "/spec/minAvailable", "value": max(to + spare, 1)},
     ]
 
 

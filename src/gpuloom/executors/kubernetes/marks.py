@@ -32,6 +32,8 @@ HOLD = "gpuloom.io/hold"
 IN_PLACE = "gpuloom.io/in-place"
 """Annotation: its pods may go on in the next attempt, so that the Job's RUN and MEMBERS count, and theirs may be of an
 attempt before."""
+SIZED_TASK = "gpuloom.io/sized-task"
+"""Annotation of a Volcano Job that somebody else has made: the number of the task whose size is changed, if not 0."""
 VARIABLES = "gpuloom.io/variables"
 """Annotation of a Job: the job's own variables are in a Secret of its name, which its pods need."""
 RESTARTS = "gpuloom.io/restarts"
@@ -70,6 +72,12 @@ def tasks_of(counts: Sequence[int]) -> list[Task]:
         of_count.setdefault(count, []).append(rank)
     names = {count: f"worker-{count}" if number else "worker" for number, count in enumerate(of_count)}
     return [Task(names[count], count, tuple(ranks)) for count, ranks in of_count.items()]
+
+
+def sized_task(annotations: Mapping[str, Any]) -> int:
+    """The number of the task whose size is changed. annotations: of a Job."""
+    text = str(annotations.get(SIZED_TASK) or "0")
+    return int(text) if text.isdecimal() else 0
 
 
 def name_of(attempt: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuloom.core.end_reason import EndReason
-from gpuloom.executors.kubernetes.kinds import replicas_in
+from gpuloom.executors.kubernetes.kinds import INDEXED, VOLCANO, JobKind, replicas_in, spare_in
 from gpuloom.executors.kubernetes.marks import (
     ADOPTED,
     COMPLETION_INDEX,
@@ -28,6 +28,7 @@ from gpuloom.executors.kubernetes.marks import (
     TASK,
     VARIABLES,
     members_in,
+    sized_task,
     tasks_of,
     values_in,
 )
@@ -103,9 +104,10 @@ class Pod:
 @dataclass(frozen=True, slots=True)
 class Job:
     """The Job of an attempt. values: by rank, annotations that a pod gets when it is pinned. secret: its pods need a
-    Secret of its name. in_place: they may go on in the next attempt. replicas: of its first task. suspended: no pods of
+    Secret of its name. in_place: they may go on in the next attempt. replicas: of its task. suspended: no pods of
     it are made before it is told to begin. grouped: they are made once its PodGroup is let in.
-    adopted: it is no Job of ours, and stands for pods that somebody else has made."""
+    adopted: somebody else has made it, or it stands for pods that somebody else has made. task: number of the one whose
+    pods are members. spare: how many more pods than those it needs at least."""
 
     uid: str
     name: str
@@ -120,6 +122,12 @@ class Job:
     suspended: bool
     grouped: bool
     adopted: bool = False
+    task: int = 0
+    spare: int = 0
+
+    @property
+    def kind(self) -> JobKind:
+        return VOLCANO if self.grouped else INDEXED
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +207,7 @@ def job_of(item: Object) -> Job | None:
     run, members = (about.get("labels") or {}).get(RUN), members_in(annotations)
     if not run or not members or PART_OF in annotations:
         return None
-    spec = item.get("spec") or {}
+    spec, task = item.get("spec") or {}, sized_task(annotations)
     return Job(
         uid=str(about["uid"]),
         name=str(about["name"]),
@@ -210,9 +218,12 @@ def job_of(item: Object) -> Job | None:
         secret=VARIABLES in annotations,
         going_away="deletionTimestamp" in about,
         in_place=IN_PLACE in annotations,
-        replicas=replicas_in(spec),
+        replicas=replicas_in(spec, task),
         suspended=bool(spec.get("suspend")),
         grouped="tasks" in spec,
+        adopted=ADOPTED in annotations,
+        task=task,
+        spare=spare_in(spec, task),
     )
 
 

@@ -24,6 +24,8 @@ class There:
         """By attempt, as their labels say, and uid."""
         self._of_job: dict[str, dict[str, Pod]] = {}
         """Of Jobs whose pods may go on in the next attempt: by the uid of the Job, and theirs."""
+        self._made_by: dict[str, str] = {}
+        """By the uid of such a pod, that of the Job that has made it."""
         self._jobs: dict[str, dict[str, Job]] = {}
         """By attempt and uid: one may be going away when the next one of its name is there."""
         self._groups: dict[str, Group] = {}
@@ -39,18 +41,26 @@ class There:
         if before is not None:
             stays = after is not None and after.attempt == before.attempt
             self._lost(self._pods, before.attempt, before.uid, stays=stays)
-            self.touched |= {before.attempt, self._attempt_of.get(before.job, before.attempt)}
-            leaves = after is None or after.job != before.job  # or somebody has made an orphan of it
-            if leaves and before.uid in self._of_job.get(before.job, ()):
-                self._lost(self._of_job, before.job, before.uid, stays=False)
-                attempt = self._attempt_of.get(before.job, "")
-                if before.job not in self._of_job and self._left.get(attempt) == before.job:
-                    del self._left[attempt], self._attempt_of[before.job]
+            job = self._job_of(before)
+            self.touched |= {before.attempt, self._attempt_of.get(job, before.attempt)}
+            if after is None and before.uid in self._of_job.get(job, ()):
+                self._lost(self._of_job, job, before.uid, stays=False)
+                self._made_by.pop(before.uid, None)
+                attempt = self._attempt_of.get(job, "")
+                if job not in self._of_job and self._left.get(attempt) == job:
+                    del self._left[attempt], self._attempt_of[job]
         if after is not None:
             self._pods.setdefault(after.attempt, {})[after.uid] = after
             if after.in_place and after.job:
-                self._of_job.setdefault(after.job, {})[after.uid] = after
-            self.touched |= {after.attempt, self._attempt_of.get(after.job, after.attempt)}
+                self._made_by[after.uid] = after.job
+            job = self._job_of(after)
+            if after.in_place and job:
+                self._of_job.setdefault(job, {})[after.uid] = after
+            self.touched |= {after.attempt, self._attempt_of.get(job, after.attempt)}
+
+    def _job_of(self, pod: Pod) -> str:
+        """The uid of the Job that has made it, though somebody may have made an orphan of it since."""
+        return self._made_by.get(pod.uid, pod.job)
 
     def job(self, before: Job | None, after: Job | None) -> None:
         """A Job has come, changed or gone."""
@@ -88,9 +98,10 @@ class There:
         else:
             left = self._left.get(attempt) if job is None else None
             of_job = () if left is None else self._of_job.get(left, {}).values()
-            mine = (pod for pod in named if self._attempt_of.get(pod.job, attempt) == attempt)
+            mine = (pod for pod in named if self._attempt_of.get(self._job_of(pod), attempt) == attempt)
             pods = _by_rank((*of_job, *mine))
-        if job is None and (adopted := next((pod for pod in pods.values() if pod.adopted), None)) is not None:
+        alone = (pod for pod in pods.values() if pod.adopted and not pod.in_place)
+        if job is None and (adopted := next(alone, None)) is not None:
             job = job_of_adopted(adopted)
         return Seen(job, None if job is None else self._groups.get(job.uid), pods)
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from gpuloom.core.end_reason import EndReason
 from gpuloom.executors.gang_ends import good
+from gpuloom.executors.kubernetes.kinds import JobKind
 from gpuloom.executors.kubernetes.marks import name_of, run_of
 from gpuloom.executors.kubernetes.pods import Group, Job, Pod, exit_of, leaves_node
 from gpuloom.executors.node import RunSpec
@@ -70,18 +71,40 @@ class Member:
 
 
 class Offered(NamedTuple):
-    """A pod that somebody else has made, and that waits to be let go."""
+    """A pod that somebody else has made, and that waits to be let go. number: which of its Job's it is."""
 
     uid: str
     name: str
+    number: int = 0
+
+
+class Owner(NamedTuple):
+    """The Job by which pods are made that are offered, and whose size may be changed. volcano: it is one of Volcano's,
+    else of Kubernetes itself. task: the number of the one that makes them."""
+
+    name: str
+    uid: str
+    volcano: bool
+    task: int = 0
+
+
+class Offer(NamedTuple):
+    """What somebody else has made for a job: pods that are nobody's yet."""
+
+    pods: tuple[Offered, ...] = ()
+    owner: Owner | None = None
+
+
+NOTHING = Offer()
 
 
 @dataclass(slots=True)
 class Attempt:
     """members: by rank. maybe: its Job was asked for, and may be there whatever was answered. made: that was created,
     or is seen. gone: it was seen, and is no more. secret: its Secret was made. refused: it can't be made.
-    adopted: somebody else has made its pods; maybe: some may have been taken and were not seen yet. offered: pods of
-    its job that wait and are in nobody's hands. asked: by rank, the name of the one that was to be taken last.
+    adopted: somebody else has made its pods; maybe: some may have been taken and were not seen yet. in_place: and their
+    Job was taken, too. offer: what of its job waits and is in nobody's hands. asked: by rank, the name of the one that
+    was to be taken last.
     job: name of that Job; '' while it is to have its own. until_s: monotonic; until then the next attempt may take the
     Job over, with the members that stay; None: that begins once all ends are written down."""
 
@@ -95,7 +118,8 @@ class Attempt:
     job: str = ""
     until_s: float | None = None
     adopted: bool = False
-    offered: tuple[Offered, ...] = ()
+    in_place: bool = False
+    offer: Offer = NOTHING
     asked: dict[int, str] = field(default_factory=dict)
 
     @property
@@ -108,12 +132,18 @@ class Attempt:
         return next((rank for rank, one in sorted(self.members.items()) if not one.stays), len(self.members))
 
     @property
+    def sized(self) -> bool:
+        """Somebody else has made its Job, and lets its size be changed."""
+        specs = (one.spec for one in self.members.values())
+        return self.adopted and any(spec is not None and spec.sizes is not None for spec in specs)
+
+    @property
     def whole(self) -> bool:
         return all(member.spec is not None for member in self.members.values())
 
     def there(self, seen: Seen) -> bool:
         """Whether its Job is there, or may be: pods may still come."""
-        if self.adopted and (self.ends or self.forgotten):
+        if self.adopted and not self.in_place and (self.ends or self.forgotten):
             return self.maybe
         if seen.job is not None:
             return not seen.job.going_away
@@ -261,11 +291,21 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class GiveBack:
+    """Leave nothing of ours on a Job that somebody else has made."""
+
+    name: str
+    uid: str
+    kind: JobKind
+
+
+@dataclass(frozen=True, slots=True)
 class TakeOver:
     """Take the Job of the attempt before over, at this one's size: one guarded patch."""
 
     name: str
     before: str
+    kind: JobKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +323,7 @@ class Shrink:
     name: str
     replicas: int
     to: int
+    kind: JobKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +349,7 @@ Write = (
     | TakeEnd
     | Replace
     | Release
+    | GiveBack
     | TakeOver
     | Leave
     | Shrink
@@ -327,21 +369,25 @@ def writes_for(attempt: Attempt, seen: Seen, now_s: float, wall_s: float) -> lis
         elif member.over_s is not None and now_s >= member.over_s + REPLACED_AFTER_S:
             found.append(Replace(rank, pod.uid))
     if attempt.made and attempt.gone:
-        about_to_go = [rank for rank, pod in seen.pods.items() if pod.gated and attempt.members[rank].pod == pod.uid]
-        found += [DeletePod(rank, seen.pods[rank].uid, now_s) for rank in about_to_go]
+        for rank, pod in seen.pods.items():
+            if pod.gated and (member := attempt.members.get(rank)) is not None and member.pod == pod.uid:
+                found.append(DeletePod(rank, pod.uid, now_s))  # it was about to be let go
     if attempt.staying and (attempt.until_s is None or now_s < attempt.until_s):
         return [*found, *_resizing(attempt, seen, now_s, wall_s)]
     if attempt.forgotten:
         if attempt.adopted:
-            taken: list[Write] = [FindJob()] if attempt.maybe else []
-            return [*taken, *(Release(rank, pod.uid) for rank, pod in seen.pods.items())]
+            return _given_back(attempt, seen, now_s)
         if seen.job is not None and not seen.job.going_away:
             return [DeleteJob(seen.job.name, seen.job.uid)]
         if seen.job is None:  # else it would have the pod made again
             return [Release(rank, pod.uid) for rank, pod in seen.pods.items() if pod.held or pod.deleted_s is None]
         return []
     if attempt.ends or attempt.refused is not None:
-        return [*found, *_ending(attempt, seen, now_s, wall_s)]
+        ending = _ending(attempt, seen, now_s, wall_s)
+        # One that would be replaced, were this scheduler killed now, has ended once the others are told to end.
+        return ending if any(isinstance(one, Note) for one in ending) else [*ending, *found]
+    if attempt.sized and not attempt.made:
+        return [CreateJob()] if attempt.whole and attempt.offer.owner is not None else []
     if attempt.adopted:
         found += _adopting(attempt, seen)
     elif seen.job is None and not attempt.made:
@@ -369,11 +415,34 @@ def writes_for(attempt: Attempt, seen: Seen, now_s: float, wall_s: float) -> lis
 
 
 def _adopting(attempt: Attempt, seen: Seen) -> list[Write]:
-    """Of a member without a pod: the next one that is offered, once there are enough."""
+    """Of a member without a pod: the next one that is offered, once there are enough. Where the size of their Job
+    changes the last ones leave first, so that each member is the one of its number."""
     lack = [rank for rank, member in attempt.members.items() if rank not in seen.pods and not member.pod]
-    if not attempt.whole or not lack or len(attempt.offered) < len(lack):
+    pods = attempt.offer.pods
+    if not lack or len(pods) < len(lack):
         return []
-    return [Adopt(rank, one.uid, one.name) for rank, one in zip(lack, attempt.offered, strict=False)]
+    if seen.job is not None and seen.job.in_place:  # which says all of it, after a restart too
+        numbered = {one.number: one for one in pods}
+        if not numbered.keys() >= set(lack):
+            return []
+        return [Adopt(rank, numbered[rank].uid, numbered[rank].name) for rank in lack]
+    if not attempt.whole:
+        return []
+    return [Adopt(rank, one.uid, one.name) for rank, one in zip(lack, pods, strict=False)]
+
+
+def _given_back(attempt: Attempt, seen: Seen, now_s: float) -> list[Write]:
+    """Of an attempt that is over, and whose pods somebody else has made. Who was to go on in the next one ends, if
+    there is none."""
+    found: list[Write] = [FindJob()] if attempt.maybe else []
+    for rank, pod in seen.pods.items():
+        if pod.in_place and pod.going and pod.deleted_s is None:
+            found.append(DeletePod(rank, pod.uid, now_s + pod.grace_s))
+        else:
+            found.append(Release(rank, pod.uid))
+    if seen.job is not None and seen.job.in_place:
+        found.append(GiveBack(seen.job.name, seen.job.uid, seen.job.kind))
+    return found
 
 
 def _resizing(attempt: Attempt, seen: Seen, now_s: float, wall_s: float) -> list[Write]:
@@ -381,7 +450,8 @@ def _resizing(attempt: Attempt, seen: Seen, now_s: float, wall_s: float) -> list
     found: list[Write] = []
     notes: list[Write] = []
     for rank, pod in seen.pods.items():
-        member = attempt.members[rank]
+        if (member := attempt.members.get(rank)) is None:
+            continue
         if member.ended is None and member.stays and not pod.over:
             found.append(Leave(rank, pod.uid))
         elif member.acknowledged and not member.stays and pod.over and pod.held:
@@ -394,7 +464,7 @@ def _resizing(attempt: Attempt, seen: Seen, now_s: float, wall_s: float) -> list
                 found.append(DeletePod(rank, pod.uid, member.stop.until_s))
     to = attempt.staying
     if not notes and seen.job is not None and seen.job.replicas > to and not seen.job.going_away:
-        found.append(Shrink(seen.job.name, seen.job.replicas, to))
+        found.append(Shrink(seen.job.name, seen.job.replicas, to, seen.job.kind))
     return [*notes, *found]
 
 
@@ -454,7 +524,9 @@ def _ending(attempt: Attempt, seen: Seen, now_s: float, wall_s: float) -> list[W
     found: list[Write] = []
     if attempt.there(seen) and (seen.job is None or attempt.adopted):
         found.append(FindJob())
-    if seen.job is not None and not seen.job.going_away and not attempt.adopted:
+    if seen.job is not None and seen.job.in_place and attempt.adopted:
+        found.append(GiveBack(seen.job.name, seen.job.uid, seen.job.kind))
+    elif seen.job is not None and not seen.job.going_away and not attempt.adopted:
         found.append(DeleteJob(seen.job.name, seen.job.uid))
     return found + deletes
 

@@ -8,14 +8,23 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.errors import InputError
 from gpuloom.core.run_name import run_name_of
-from gpuloom.executors.kubernetes.kinds import KINDS, VOLCANO, replicas_in
-from gpuloom.executors.kubernetes.manifest import Manifest, Setup, direct_name, manifest, pinned, scaled, taken_over
+from gpuloom.executors.kubernetes.kept import Kept
+from gpuloom.executors.kubernetes.kinds import INDEXED, KINDS, VOLCANO, JobKind, replicas_in
+from gpuloom.executors.kubernetes.manifest import (
+    Manifest,
+    Setup,
+    adopted,
+    direct_name,
+    manifest,
+    pinned,
+    scaled,
+    taken_over,
+)
 from gpuloom.executors.kubernetes.marks import (
     ADOPTED,
     ENDED_BY,
@@ -23,17 +32,20 @@ from gpuloom.executors.kubernetes.marks import (
     GATE,
     HOLD,
     HOME,
+    IN_PLACE,
     JOB,
     LIMIT,
     MEMBERS,
     RANK,
     RESTARTS,
     RUN,
+    SIZED_TASK,
     first_run,
     run_of,
+    sized_task,
 )
 from gpuloom.executors.kubernetes.pod_logs import PodFiles
-from gpuloom.executors.kubernetes.pods import Pod, ended_well
+from gpuloom.executors.kubernetes.pods import Job, Pod, ended_well
 from gpuloom.executors.kubernetes.wanted import (
     Adopt,
     Attempt,
@@ -42,6 +54,7 @@ from gpuloom.executors.kubernetes.wanted import (
     DeleteJob,
     DeletePod,
     FindJob,
+    GiveBack,
     Leave,
     LetIn,
     MakeSecret,
@@ -71,25 +84,6 @@ log = logging.getLogger("gpuloom.kubernetes")
 LOG_TRIES = 3
 
 
-@dataclass(slots=True)
-class Kept:
-    """What this process keeps of an attempt beside what is wanted. done: writes, and when. later_s: nothing is written
-    before, as something failed. since: what a pod waits for, and since when."""
-
-    attempt: Attempt
-    done: dict[Write, float] = field(default_factory=dict)
-    busy: bool = False
-    failures: int = 0
-    later_s: float = 0.0
-    problem: str = ""
-    since: dict[int, tuple[str, float]] = field(default_factory=dict)
-    job_seen: bool = False
-    no_pods_s: float | None = None
-    made_s: float | None = None
-    found_s: float = field(default_factory=time.monotonic)
-    log_tries: dict[int, int] = field(default_factory=dict)
-
-
 class Writer:
     """Used by the threads that write. lock: of whoever keeps the attempts. files: of runs, where logs go. why_not: ''
     or why nothing may be written now."""
@@ -114,7 +108,7 @@ class Writer:
             case CreateJob():
                 self._create(own)
             case Adopt(rank, uid, name):
-                self._adopt(own, rank, uid, name)
+                self._adopt(own, rank, uid, name, seen)
             case FindJob():
                 self._find(own)
             case MakeSecret(uid):
@@ -148,7 +142,9 @@ class Writer:
                 )
                 stop = own.attempt.members[0].stop
                 if stop is not None:
-                    self._say(name, uid, "Stopped", f"gpuloom ends it: {stop.reason.value.replace('_', ' ')}")
+                    owner = self._owner(name, uid)
+                    why = f"gpuloom ends it: {stop.reason.value.replace('_', ' ')}"
+                    say(self.api, self.setup.namespace, owner, "Stopped", why)
             case DeletePod(rank, uid, until_s):
                 # 0 would take the pod away before anybody has seen that its processes are gone.
                 grace_s = max(round(until_s - time.monotonic()), 1)
@@ -160,33 +156,40 @@ class Writer:
                 self._replace(own, rank, seen)
             case Release(rank, _):
                 self._release(seen.pods[rank])
-            case TakeOver(name, before):
-                self._take_over(own, name, before)
+            case GiveBack(name, _, kind):
+                self._give_job_back(own.attempt.name, self._job_path(name, kind))
+            case TakeOver(name, before, kind):
+                self._take_over(own, name, before, kind)
             case Leave(rank, _):
                 self._leave(own, rank)
-            case Shrink(name, replicas, to):
-                patch = scaled(replicas, to, volcano=self.setup.kind is VOLCANO)
-                self._unless_gone(lambda: self.api.change(self._job_path(name), patch))
+            case Shrink(name, replicas, to, kind):
+                task, spare = (0, 0) if seen.job is None else (seen.job.task, seen.job.spare)
+                patch = scaled(replicas, to, kind, task, spare)
+                self._unless_gone(lambda: self.api.change(self._job_path(name, kind), patch))
                 if seen.job is not None:
-                    self._say(name, seen.job.uid, "Resized", f"from {replicas} to {to} replicas; the last ones leave")
+                    self._say(seen.job, "Resized", f"from {replicas} to {to} replicas; the last ones leave")
             case Relabel(rank, _):
                 members = json.dumps([list(one) for one in seen.job.members]) if seen.job is not None else None
                 about = {"labels": {RUN: own.attempt.name}, "annotations": {MEMBERS: members, RESTARTS: None}}
                 path = self._pod_path(seen.pods[rank])
                 self._unless_gone(lambda: self.api.change(path, {"metadata": about}))
 
-    def _take_over(self, own: Kept, name: str, before: str) -> None:
+    def _take_over(self, own: Kept, name: str, before: str, kind: JobKind) -> None:
         """Raises ApiError."""
-        attempt, path = own.attempt, self._job_path(name)
+        attempt, path = own.attempt, self._job_path(name, kind)
         job = self.api.get(path)
         if job["metadata"]["labels"][RUN] != attempt.name:  # else the answer was lost
-            if (made := self._prepared(own, name)) is None:
+            if attempt.adopted:
+                marks = self._marks(attempt)
+            elif (made := self._prepared(own, name)) is not None:
+                marks = made.job["metadata"]["annotations"]
+            else:
                 return
-            self.api.change(path, taken_over(job, before, made))
-            before_it, replicas = replicas_in(job["spec"]), len(attempt.members)
-            if before_it != replicas:
-                text = f"from {before_it} to {replicas} replicas; those that are there stay"
-                self._say(name, str(job["metadata"]["uid"]), "Resized", text)
+            replicas = len(attempt.members)
+            with self._lock:
+                attempt.job, attempt.maybe, attempt.in_place = name, True, True
+            self.api.change(path, taken_over(job, before, attempt.name, marks, replicas, kind))
+            self._say_resized(job, replicas, kind, sized_task(job["metadata"]["annotations"]))
         for rank in attempt.members:
             self._files.goes_on(run_of(before, rank), run_of(attempt.name, rank))
         with self._lock:
@@ -202,7 +205,7 @@ class Writer:
         with self._lock:
             own.attempt.members[rank].ended = RunExit(None, None, EndReason.RESIZED, "", time.time())
 
-    def _adopt(self, own: Kept, rank: int, uid: str, name: str) -> None:
+    def _adopt(self, own: Kept, rank: int, uid: str, name: str, seen: Seen) -> None:
         """Take a pod that somebody else has made, unless it is somebody's by now."""
         path = self._path("/api/v1", "pods", name)
         with self._lock:
@@ -217,22 +220,72 @@ class Writer:
             return
         if about["uid"] != uid or HOME in (about.get("labels") or {}) or "deletionTimestamp" in about:
             return
-        with self._lock:
-            members = [[one.node, len(one.spec.gpus) if one.spec else 0] for one in own.attempt.members.values()]
-            hold = own.attempt.members[rank].hold
         run = run_name_of(own.attempt.name)
-        notes = {ADOPTED: "true", MEMBERS: json.dumps(members), RANK: str(rank), ENDED_BY: None}
+        notes = {HOLD: None, IN_PLACE: None, ENDED_BY: None, **self._marks(own.attempt, seen.job), RANK: str(rank)}
         change = {
             "resourceVersion": about["resourceVersion"],  # of two homes one takes it
             "labels": {HOME: self.setup.home, RUN: own.attempt.name, JOB: None if run is None else str(run.job)},
-            "annotations": {**notes, HOLD: "true" if hold else None},
+            "annotations": notes,
+        }
+        self._unless_gone(lambda: self.api.change(path, {"metadata": change}))
+
+    def _marks(self, attempt: Attempt, job: Job | None = None) -> dict[str, str]:
+        """What is written on pods and Jobs that somebody else has made. job: on which it stands already."""
+        with self._lock:
+            members = [[one.node, len(one.spec.gpus) if one.spec else 0] for one in attempt.members.values()]
+            hold, sized = any(one.hold for one in attempt.members.values()), attempt.sized
+        if job is not None and job.in_place:
+            members, hold, sized = [list(one) for one in job.members], job.hold, True
+        marks = {ADOPTED: "true", MEMBERS: json.dumps(members)}
+        return {**marks, **({HOLD: "true"} if hold else {}), **({IN_PLACE: "true"} if sized else {})}
+
+    def _take_job(self, own: Kept) -> None:
+        """Take a Job that somebody else has made, at the size that it is to have. Raises ApiError, ExecutorError."""
+        attempt, owner = own.attempt, own.attempt.offer.owner
+        if owner is None:
+            return
+        kind = VOLCANO if owner.volcano else INDEXED
+        path, replicas = self._job_path(owner.name, kind), len(attempt.members)
+        try:
+            job = self.api.get(path)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return
+        about = job["metadata"]
+        labels = about.get("labels") or {}
+        if about["uid"] != owner.uid or "deletionTimestamp" in about:
+            return
+        if (before := labels.get(RUN)) != attempt.name:  # else the answer was lost
+            if HOME in labels:
+                raise ExecutorError(f"{kind.title} {owner.name} is still that of attempt {before}")
+            with self._lock:
+                if attempt.ends:
+                    return
+                attempt.job, attempt.maybe, attempt.in_place = owner.name, True, True
+            marks = self._marks(attempt)
+            patch = adopted(job, self.setup.home, attempt.name, marks, replicas, kind, owner.task)
+            self.api.change(path, patch)
+            self._say_resized(job, replicas, kind, owner.task)
+        with self._lock:
+            attempt.job, attempt.made, own.made_s = owner.name, True, time.monotonic()
+
+    def _give_job_back(self, attempt: str, path: str) -> None:
+        """Nothing of ours is left on a Job that somebody else has made, unless it is another attempt's by now."""
+        about = self.api.get(path)["metadata"]
+        if (about.get("labels") or {}).get(RUN) != attempt:
+            return
+        change = {
+            "resourceVersion": about["resourceVersion"],
+            "labels": dict.fromkeys((HOME, RUN, JOB)),
+            "annotations": dict.fromkeys((ADOPTED, MEMBERS, HOLD, IN_PLACE, SIZED_TASK)),
         }
         self._unless_gone(lambda: self.api.change(path, {"metadata": change}))
 
     def _give_back(self, pod: Pod) -> None:
         """Nothing of ours is left on a pod that somebody else has made."""
         about = pod.item["metadata"]
-        mine = dict.fromkeys((ADOPTED, MEMBERS, RANK, HOLD))
+        mine = dict.fromkeys((ADOPTED, MEMBERS, RANK, HOLD, IN_PLACE))
         change = {
             "resourceVersion": about["resourceVersion"],
             "labels": {HOME: None, RUN: None},
@@ -273,12 +326,16 @@ class Writer:
             own.attempt.maybe = False
 
     def _find(self, own: Kept) -> None:
-        if own.attempt.adopted:
+        attempt = own.attempt
+        if attempt.adopted and not attempt.in_place:
             self._find_pods(own)
             return
+        owner = attempt.offer.owner
+        kind = None if owner is None or not attempt.adopted else VOLCANO if owner.volcano else INDEXED
         found = True
         try:
-            self.api.get(self._job_path(own.attempt.job_name))
+            about = self.api.get(self._job_path(attempt.job_name, kind))["metadata"]
+            found = not attempt.adopted or (about.get("labels") or {}).get(RUN) == attempt.name
         except ApiError as error:
             if error.status != 404:
                 raise
@@ -289,6 +346,9 @@ class Writer:
 
     def _create(self, own: Kept) -> None:
         attempt = own.attempt
+        if attempt.adopted:
+            self._take_job(own)
+            return
         name = attempt.job_name
         if (made := self._prepared(own, name)) is None:
             return
@@ -348,8 +408,8 @@ class Writer:
         patch = [{"op": "test", "path": path, "value": True}, {"op": "replace", "path": path, "value": False}]
         self._unless_gone(lambda: self.api.change(self._job_path(own.attempt.job_name), patch))
 
-    def _owner(self, name: str, uid: str) -> Object:
-        return {"apiVersion": self.setup.kind.api_version, "kind": "Job", "name": name, "uid": uid}
+    def _owner(self, name: str, uid: str, kind: JobKind | None = None) -> Object:
+        return {"apiVersion": (kind or self.setup.kind).api_version, "kind": "Job", "name": name, "uid": uid}
 
     def _prepared(self, own: Kept, name: str) -> Manifest | None:
         """What is sent for an attempt, whose folders are there by then; None: it is refused. name: of the Job."""
@@ -389,9 +449,18 @@ class Writer:
         }
         self._make_once("configmaps", item)
 
-    def _say(self, name: str, uid: str, reason: str, message: str) -> None:
+    def _say(self, job: Job, reason: str, message: str) -> None:
         """An Event of a Job."""
-        say(self.api, self.setup.namespace, self._owner(name, uid), reason, message)
+        say(self.api, self.setup.namespace, self._owner(job.name, job.uid, job.kind), reason, message)
+
+    def _say_resized(self, job: Object, replicas: int, kind: JobKind, task: int) -> None:
+        """job: as it was before."""
+        about = job["metadata"]
+        before = replicas_in(job["spec"], task)
+        if before != replicas:
+            text = f"from {before} to {replicas} replicas; those that are there stay"
+            owner = self._owner(str(about["name"]), str(about["uid"]), kind)
+            say(self.api, self.setup.namespace, owner, "Resized", text)
 
     def _say_of_pod(self, pod: Pod, reason: str, message: str) -> None:
         say(self.api, self.setup.namespace, pod_reference(pod.name, pod.uid), reason, message)
@@ -507,7 +576,7 @@ class Writer:
         self._files.again(run)
         if first and seen.job is not None:
             text = f"member {rank} {member.restarted}; a new pod takes its place on {member.node}, the others run on"
-            self._say(seen.job.name, seen.job.uid, "MemberRestarted", text)
+            self._say(seen.job, "MemberRestarted", text)
 
     def _release(self, pod: Pod) -> None:
         if pod.adopted:
@@ -529,8 +598,8 @@ class Writer:
             if error.status not in (404, 409, 422):
                 raise
 
-    def _job_path(self, name: str = "") -> str:
-        return self._path(self.setup.kind.path, "jobs", name)
+    def _job_path(self, name: str = "", kind: JobKind | None = None) -> str:
+        return self._path((kind or self.setup.kind).path, "jobs", name)
 
     def _pod_path(self, pod: Pod) -> str:
         return self._path("/api/v1", "pods", pod.name)

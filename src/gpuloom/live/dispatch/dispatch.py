@@ -322,7 +322,7 @@ class Dispatch:
     def _in_members(self, number: int) -> Allocation:
         """What a job was given, with the members that it is to have there."""
         job, given = self.book.jobs[number], self.claims.grants[number]
-        if job.spec.adopted:
+        if job.spec.adopted and job.spec.replicas is None:
             return in_members(given, job.spec.replica_gpus or 1)
         if job.spec.replicas is None or not resizes_in_place(job.spec, given, self.gangs.capabilities):
             return given

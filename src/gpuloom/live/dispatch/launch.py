@@ -70,6 +70,8 @@ def run_specs(
     if not in_place or job.spec.replicas is None:
         return specs
     sizes = (job.spec.replicas.least, job.spec.replicas.most)
+    if job.spec.adopted:
+        return tuple(replace(one, sizes=sizes) for one in specs)
     return tuple(replace(one, launcher=Launcher.TORCHRUN, per_gpu=False, sizes=sizes) for one in specs)
 
 
