@@ -58,8 +58,8 @@ $(TRAINING)/.installed: tests/training/requirements.txt pyproject.toml
 coverage: $(STAMP) ## Print which part of the lines of each package the tests of `quick` run (TESTS=tests: all tests)
 	@$(BIN)/python scripts/covered.py $(TESTS)
 
-chaos: $(STAMP) ## Kill, cut off and fill at random what runs 500 jobs: does each end once? (SEEDS=1,2,3 JOBS=500 SLURM=1)
-	@$(BIN)/python tests/chaos.py $(if $(SLURM),--slurm) --seeds $(or $(SEEDS),1,2,3) --jobs $(or $(JOBS),500) $(if $(KEEP),--keep $(KEEP))
+chaos: $(STAMP) ## Kill, cut off and fill at random what runs 500 jobs: does each end once? (SEEDS=1,2,3 JOBS=500 ON=slurm|pods)
+	@$(BIN)/python tests/chaos.py $(if $(ON),--on $(ON)) --seeds $(or $(SEEDS),1,2,3) --jobs $(or $(JOBS),500) $(if $(KEEP),--keep $(KEEP))
 
 mutants: $(STAMP) ## Put small faults into the program: would tests notice? (N=60 SEED=7 FILES="src/gpuloom/core PATH:LINE" TESTS=…)
 	@$(BIN)/python scripts/mutants.py -n $(or $(N),60) $(if $(SEED),--seed $(SEED)) $(FILES) $(if $(TESTS),--tests $(TESTS))

@@ -241,7 +241,7 @@ class Chaos(ABC):
         ended = [one for one, at in self.mended.items() if now < at + LATELY_S]
         return any(one.startswith(what) for one in (*self.hurt, *ended))
 
-    def _for(self, seconds: float, what: str, over: Callable[[], None]) -> None:
+    def _for(self, seconds: float, what: str, over: Callable[[], object]) -> None:
         """It is hurt until then."""
 
         def end() -> None:

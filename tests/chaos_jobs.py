@@ -18,14 +18,14 @@ from typing import Any
 
 SCRIPT = r"""
 kind=$1 secs=$2
-rank=$GPULOOM_MEMBER slots=$GPULOOM_SLOTS
+rank=$GPULOOM_MEMBER slots=${GPULOOM_SLOTS:--}   # pods know their node, and not which of its GPUs they have
 IFS=,; set -- $GPULOOM_NODE_NAMES; unset IFS
 shift "$rank"; node=$1
 me="$GPULOOM_JOB_ID $GPULOOM_ATTEMPT $rank $node $slots $$"
 [ "$kind" = stubborn ] && trap '' TERM
 exec 7>>"$CHAOS/locks/job.$GPULOOM_JOB_ID.$rank"
 flock -n 7 || echo "twice-job $me" >> "$CHAOS/ledger"
-if [ "$kind" != freezing ]; then   # who stands still lends its slot
+if [ "$kind" != freezing ] && [ "$slots" != - ]; then   # who stands still lends its slot
   fd=8
   for slot in $(echo "$slots" | tr , ' '); do
     eval "exec $fd>>\"$CHAOS/locks/slot.$node.$slot\""

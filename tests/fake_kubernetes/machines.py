@@ -80,6 +80,24 @@ class Machines:
                 one.child.wait()
                 one.reader.join()
 
+    def lose(self, node: str) -> None:
+        """The machine dies, with all that runs there."""
+        self.lost.add(node)
+        for uid, one in list(self._processes.items()):
+            pod = self._pod(uid)
+            if not one.told and pod is not None and pod["spec"].get("nodeName") == node:
+                one.told = True
+                _kill(uid, signal.SIGKILL)
+                one.child.wait()
+
+    def find(self, node: str) -> None:
+        """It is there again, after a start: its kubelet does not find what ran there."""
+        self.lost.discard(node)
+        for uid, one in list(self._processes.items()):
+            pod = self._pod(uid)
+            if one.told and pod is not None and pod["spec"].get("nodeName") == node and not _over(pod):
+                self._ended(pod, 137, "ContainerStatusUnknown", "The container could not be located")
+
     def _run(self) -> None:
         while not self._end.wait(LOOK_S):
             if self.paused:

@@ -11,7 +11,7 @@ from chaos import chaos
 from chaos_jobs import Ledger, Wanted, faults_of
 from slurm_kit import missing_programs
 
-JOBS, IN_SLURM = 32, 24
+JOBS, IN_SLURM, AS_PODS = 32, 24, 30
 """`make chaos` has more, and other ones each time."""
 
 
@@ -30,11 +30,23 @@ def test_whatever_dies_every_job_ends_once_with_its_true_reason(tmp_path: Path) 
 def test_the_same_in_pilots_of_a_real_slurm(tmp_path: Path) -> None:
     if lacking := missing_programs():
         pytest.skip(f"no Slurm here ({', '.join(lacking)} missing): scripts/install-system-parts installs it")
-    outcome = chaos(tmp_path, 1, IN_SLURM, slurm=True)
+    outcome = chaos(tmp_path, 1, IN_SLURM, on="slurm")
     print(outcome)
     assert not outcome.wrong, str(outcome)
     assert sum(outcome.states.values()) >= IN_SLURM
     assert any(by_slurm in outcome.faults for by_slurm in ("slurmd", "slurmctld", "scancel", "time limit"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_same_as_pods(tmp_path: Path, seed: int) -> None:
+    """As Indexed Jobs, and as Volcano's that gpuloom binds."""
+    outcome = chaos(tmp_path, seed, AS_PODS, on="pods")
+    print(outcome)
+    assert not outcome.wrong, str(outcome)
+    assert sum(outcome.states.values()) >= AS_PODS
+    assert any("pod" in fault or "requests" in fault for fault in outcome.faults)
 
 
 LEDGER = """\

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gpuloom.core.errors import InputError
 from gpuloom.core.masked import MASK, masked
 from gpuloom.core.spec import DEFAULTS, OnPreempt, Spec, spec_of
 from gpuloom.live.submission.spec import JobSpec, job_spec
@@ -109,3 +110,14 @@ def test_fields_of_another_version_are_ignored_however_often_they_come() -> None
     for _ in range(2):
         with pytest.raises(ValueError, match="job"):
             spec_of({"command": ["train"], "gpus": "2"})
+
+
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [("a\0b", "a NUL character"), ("\ud800", "half a character"), ("x" * 200_000, "200,000 bytes")],
+    ids=["nul", "surrogate", "long"],
+)
+def test_a_command_has_words_that_a_program_can_be_given(word: str, why: str) -> None:
+    with pytest.raises(InputError, match="command") as told:
+        job_spec({"command": ["train", word]})
+    assert why in str(told.value)

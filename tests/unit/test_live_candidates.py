@@ -23,3 +23,14 @@ def test_a_throttled_array_beside_what_was_given(
     eligible, reasons, _ = planning.candidates.first(live.now_s)
     assert not planning.candidates.sees_all
     assert (eligible, {job: reason.code for job, reason in reasons.items()}) == (found, kept)
+
+
+def test_why_held_jobs_wait() -> None:
+    """Before anything else it is told that somebody holds it."""
+    live = Rehearsal("fifo", models=["V100"])
+    first = live.submit({"gpus": 1})
+    live.submit({"gpus": 1, "hold": True})
+    live.submit({"gpus": 1, "hold": True, "after": [first[0]]})
+    live.turn()
+    _, reasons, _ = live.scheduler.planning.candidates.eligible(live.now_s)
+    assert {job: reason.code for job, reason in reasons.items()} == {2: "held", 3: "held"}

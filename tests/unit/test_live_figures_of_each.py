@@ -46,6 +46,19 @@ def test_of_more_than_are_kept_those_stay_that_use_most(monkeypatch: pytest.Monk
     assert [row[0] for row in kept(few, 60)[Of.GPU].values] == [9.0]
 
 
+def test_of_gpus_that_are_as_busy_those_stay_that_have_more_of_the_second_figure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(each, "MOST", {10: {Of.GPU: 2}})
+    second = COLUMNS[Of.GPU].index(each._RANKS[Of.GPU][1])
+    assert second in (1, 2)
+    rows: dict[str, list[float | None]] = {name: [50.0, None, None] for name in "abc"}
+    for name, value in (("b", 3.0), ("c", 8.0)):
+        rows[name][second] = value
+    found = kept({Of.GPU: table(Of.GPU, rows)}, 10)[Of.GPU]
+    assert found.names == ("b", "c")
+
+
 def of(from_s: float, **use: float | None) -> Figures:
     return Figures(from_s, 10.0, UserFigures(), each={Of.GPU: gpus(**use)} if use else {})
 

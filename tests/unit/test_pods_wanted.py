@@ -315,6 +315,11 @@ class TestEnds:
         found = replace(over(143), reason="Evicted", disrupted=disrupted, message=message, node="n0")
         assert exit_of(found).message == says
 
+    @pytest.mark.parametrize(("code", "reason"), [(137, "ContainerStatusUnknown"), (255, "Unknown")])
+    def test_one_that_was_lost_over_a_restart_of_its_machine(self, code: int, reason: str) -> None:
+        how = exit_of(replace(over(code), reason=reason, node="n0"))
+        assert (how.reason, how.cause, how.message) == (EndReason.NODE, Cause.NODE, f"n0: {reason}")
+
     def test_it_ends_with_its_own_container(self) -> None:
         sidecar = {"name": "proxy", "state": {"running": {"startedAt": _at(1)}}}
         ended = {"terminated": {"exitCode": 3, "startedAt": _at(1), "finishedAt": _at(5)}}

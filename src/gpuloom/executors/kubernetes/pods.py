@@ -46,6 +46,8 @@ IMAGE_S = 120.0
 HOPELESS_S = 20.0
 NO_ROOM_S = 60.0
 """So long kube-scheduler may find no room on the node to which a pod is pinned."""
+_NODE_ENDED_IT = frozenset(("ContainerStatusUnknown", "Unknown"))
+"""The kubelet, or containerd, found a container gone when it came back: its machine was restarted."""
 _NEVER_RAN = frozenset(("StartError", "ContainerCannotRun", "RunContainerError"))
 
 
@@ -273,8 +275,9 @@ def exit_of(pod: Pod) -> RunExit:
     if by is not None:
         return RunExit(code, number, by, pod.message, at_s)
     taken = pod.deleted_s is not None and at_s + _UNSEEN > pod.deleted_s
-    if taken or leaves_node(pod):
-        why = pod.disrupted or pod.message or "its pod was deleted by somebody else"
+    if taken or leaves_node(pod) or pod.reason in _NODE_ENDED_IT:
+        lost = pod.reason if pod.reason in _NODE_ENDED_IT else "its pod was deleted by somebody else"
+        why = pod.disrupted or pod.message or lost
         return RunExit(code, number, EndReason.NODE, f"{pod.node}: {why}", at_s, cause=Cause.NODE)
     if pod.reason in ("UnexpectedAdmissionError", "OutOfcpu", "OutOfmemory", "OutOfpods") or (
         code is None and number is None
