@@ -20,6 +20,7 @@ from gpuloom.core.events import Event
 from gpuloom.core.job import Attempt, DeviceKind, EndReason, Gpu, Job, NodeRecord, NodeState, Phase, SavedBy
 from gpuloom.core.spec import Launcher, Spec
 from gpuloom.executors.gang_ends import unseen_end
+from gpuloom.executors.kubernetes.manifest import SAID
 from gpuloom.executors.local_files import LocalFiles, run_directory, same_process
 from gpuloom.executors.port import Cause, RunExit, RunPhase, RunRequest, RunStatus
 from gpuloom.executors.prepare import request_of
@@ -461,3 +462,9 @@ def test_intervals_between_decisions() -> None:
     for given in (0.05, -1):
         with pytest.raises(ValidationError):
             kept.validate_python(given)
+
+
+def test_pods_know_what_is_said_to_every_job_as_no_secret() -> None:
+    job: Any = SimpleNamespace(name="a", id=1, submitted_s=1.0, array_index=0, array_id=1)
+    sized: Any = SimpleNamespace(spec=Spec(("train",), elastic="1-2"))
+    assert launch._said_to_every_job(job).keys() | launch._said_of_sizes(sized, 1).keys() == SAID

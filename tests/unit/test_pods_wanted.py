@@ -15,7 +15,7 @@ from gpuloom.core.end_reason import EndReason
 from gpuloom.core.errors import InputError
 from gpuloom.core.spec import Launcher
 from gpuloom.executors.kubernetes.kinds import INDEXED
-from gpuloom.executors.kubernetes.manifest import Manifest, Setup, manifest, pinned, scaled, taken_over
+from gpuloom.executors.kubernetes.manifest import SAID, Manifest, Setup, manifest, pinned, scaled, taken_over
 from gpuloom.executors.kubernetes.marks import GATE, VALUE, host_of, name_of, tasks_of
 from gpuloom.executors.kubernetes.pod_logs import nanoseconds, new_lines
 from gpuloom.executors.kubernetes.pods import Group, Job, Pod, exit_of, hopeless, job_of, pod_of
@@ -205,6 +205,17 @@ class TestIndexedJobs:
         patch = taken_over(job, RUN, "next", bigger.job["metadata"]["annotations"], 2, INDEXED)
         assert json_patch(job, patch)["spec"]["completions"] == 2
         assert json_patch(job, scaled(1, 3, INDEXED))["spec"]["parallelism"] == 3
+
+    def test_variables_of_the_job_alone_are_kept_in_a_secret(self) -> None:
+        """What gpuloom says to every job is none, so that most jobs need no Secret."""
+        said = dict.fromkeys(SAID, "1")
+        found = self.made(spec("train", env=said))
+        assert found.secret is None
+        env = found.job["spec"]["template"]["spec"]["containers"][0]["env"]
+        assert {one["name"] for one in env} >= SAID
+        found = self.made(spec("train", env={**said, "GPULOOM_TOKEN": "t", "A": "1"}))
+        assert found.secret is not None
+        assert set(found.secret["data"]) == {"GPULOOM_TOKEN", "A"}
 
     @pytest.mark.parametrize("version", mostly_slow(["1.28", "1.30", "1.33", "1.36"], "1.36"))
     def test_all_of_it_fits_the_schemas_of_kubernetes(self, version: str) -> None:

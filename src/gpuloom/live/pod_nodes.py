@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
 from gpuloom.agent.health import Changes
@@ -203,8 +203,12 @@ class PodNodes:
         for pod in self._others.items():
             if pod.node and not pod.over and pod.home != self.setup.home:
                 used.setdefault(pod.node, []).append(pod)
+        held: dict[str, set[int]] = {}
+        for attempt in list(self._scheduler.book.attempts.values()):
+            for name, gpus in attempt.allocation:
+                held.setdefault(name, set()).update(gpus)
         for name, node in seen.items():
-            self._there(node, used.get(name, ()))
+            self._there(node, used.get(name, ()), held.get(name, frozenset()))
         known = {
             name
             for name, record in list(self._scheduler.book.nodes.items())
@@ -217,9 +221,10 @@ class PodNodes:
             self.pods.give_up(name)
             self._joining.lost(name, _GONE)
 
-    def _there(self, node: NodeSeen, others: Iterable[PodSeen]) -> None:
+    def _there(self, node: NodeSeen, others: Iterable[PodSeen], held: Set[int]) -> None:
+        """held: GPUs that jobs of ours have there."""
         name, before = node.name, self._records.get(node.name)
-        record = _record(node, self._states(node, others))
+        record = _record(node, self._states(node, others, held))
         if before is None or _frame(before) != _frame(record):
             port = self._ports.get(name) or PodNode(name, self.pods)
             self._ports[name] = port
@@ -250,15 +255,8 @@ class PodNodes:
             return node.away
         return f"tainted {kept[0]}: a pod template with that toleration lets jobs go there (gpuloom up --pod-template)"
 
-    def _states(self, node: NodeSeen, others: Iterable[PodSeen]) -> Mapping[int, tuple[GpuState, str]]:
+    def _states(self, node: NodeSeen, others: Iterable[PodSeen], held: Set[int]) -> Mapping[int, tuple[GpuState, str]]:
         """GPUs that can't be had, and why. Which of them it is nobody knows, so it is those that no job of ours has."""
-        held = {
-            gpu
-            for attempt in list(self._scheduler.book.attempts.values())
-            for name, gpus in attempt.allocation
-            if name == node.name
-            for gpu in gpus
-        }
         known = self._scheduler.book.nodes.get(node.name)
         marked = {gpu.index for gpu in known.gpus if gpu.state is not GpuState.OK} if known is not None else set()
         spare = sorted(set(range(node.whole)) - held, key=lambda index: (index not in marked, -index))

@@ -59,6 +59,11 @@ from gpuloom.training import inject
 MAX_RETRY = 1_000_000
 """Both count what they restart, and end a Job at so many."""
 CONTAINER = "main"
+SAID = frozenset(
+    f"GPULOOM_{what}"
+    for what in ("JOB_NAME", "JOB_KEY", "ARRAY_ID", "ARRAY_INDEX", "REPLICAS", "MIN_REPLICAS", "MAX_REPLICAS")
+)
+"""Variables that gpuloom sets itself for a job: they are no secrets."""
 _WORD = "GPULOOM_WORD_"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -132,7 +137,7 @@ def manifest(
     words, of_words = _words(commands)
     values = [{**env, **of_word} for env, of_word in zip(each, of_words, strict=True)]
     names = sorted(values[0])
-    own = {name: text for name, text in shared.items() if first.env.get(name) == text}
+    own = {name: text for name, text in shared.items() if first.env.get(name) == text and name not in SAID}
     shared = {name: text for name, text in shared.items() if name not in own}
     env: list[dict[str, Any]] = [{"name": name, "value": text.replace("$", "$$")} for name, text in shared.items()]
     env += [

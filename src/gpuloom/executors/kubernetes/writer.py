@@ -465,18 +465,22 @@ class Writer:
     def _say_of_pod(self, pod: Pod, reason: str, message: str) -> None:
         say(self.api, self.setup.namespace, pod_reference(pod.name, pod.uid), reason, message)
 
-    def _make_once(self, plural: str, item: Object) -> None:
+    def _make_once(self, plural: str, item: Object) -> bool:
+        """Whether it was not there."""
         try:
             self.api.create(self._path("/api/v1", plural), item)
         except ApiError as error:
             if error.status != 409:
                 raise
+            return False
+        return True
 
     def _make_owned(self, plural: str, item: Object, owner: Object) -> None:
         """Make what goes with a Job."""
         about = {**item["metadata"], "ownerReferences": [owner]}
-        self._make_once(plural, {**item, "metadata": about})
-        # One of the same name may have been another Job's.
+        if self._make_once(plural, {**item, "metadata": about}):
+            return
+        # It may have been another Job's.
         patch = {"metadata": {"ownerReferences": [owner]}}
         self._unless_gone(lambda: self.api.change(self._path("/api/v1", plural, about["name"]), patch))
 
