@@ -59,9 +59,13 @@ def test_one_that_has_run_out_is_final_until_all_was_ended(tmp_path: Path) -> No
     file.make()
     assert file.extend(10**12 + 10**9), "before the first lease nothing can have run"
     now[0] += 10**9 - LAST_NS
+    assert not file.over(), "it has LAST_NS still"
     assert not file.extend(10**13), "too late, even if it is not over yet"
     assert not file.settled()
-    now[0] += LAST_NS
+    now[0] += LAST_NS - 1
+    assert not file.over()
+    now[0] += 1
+    assert file.over()
     assert not file.extend(10**13)
     file.count_fence()
     assert file.settled()

@@ -216,6 +216,8 @@ class TestIndexedJobs:
         found = self.made(spec("train", env={**said, "GPULOOM_TOKEN": "t", "A": "1"}))
         assert found.secret is not None
         assert set(found.secret["data"]) == {"GPULOOM_TOKEN", "A"}
+        main = found.job["spec"]["template"]["spec"]["containers"][0]
+        assert main["envFrom"] == [{"secretRef": {"name": found.secret["metadata"]["name"]}}]
 
     @pytest.mark.parametrize("version", mostly_slow(["1.28", "1.30", "1.33", "1.36"], "1.36"))
     def test_all_of_it_fits_the_schemas_of_kubernetes(self, version: str) -> None:
