@@ -18,24 +18,26 @@ from gpuloom.executors.kubernetes.manifest import adopted, scaled
 from gpuloom.executors.kubernetes.pods import Job, Pod, ended_well, job_of, pod_of
 from gpuloom.executors.kubernetes.there import There
 from gpuloom.executors.kubernetes.wanted import (
-    Adopt,
     Attempt,
-    CreateJob,
-    DeletePod,
-    FindJob,
-    GiveBack,
     Member,
-    Note,
     Offer,
     Offered,
-    Open,
     Owner,
-    Release,
     Seen,
     Stop,
     end_without_pod,
     found_of,
     writes_for,
+)
+from gpuloom.executors.kubernetes.writes import (
+    Adopt,
+    CreateJob,
+    DeletePod,
+    FindJob,
+    GiveBack,
+    Note,
+    Open,
+    Release,
 )
 from gpuloom.executors.node import RunSpec
 from gpuloom.executors.orders import Stop as StopMember

@@ -25,6 +25,16 @@ from gpuloom.executors.kubernetes.wanted import (
     REPLACED_AFTER_S,
     WELL_S,
     Attempt,
+    Member,
+    Seen,
+    Stop,
+    end_without_pod,
+    found_of,
+    may_replace,
+    status_of,
+    writes_for,
+)
+from gpuloom.executors.kubernetes.writes import (
     Begin,
     CreateJob,
     DeleteJob,
@@ -32,19 +42,11 @@ from gpuloom.executors.kubernetes.wanted import (
     FindJob,
     LetIn,
     MakeSecret,
-    Member,
     Note,
     Open,
     Release,
     Replace,
-    Seen,
-    Stop,
     TakeEnd,
-    end_without_pod,
-    found_of,
-    may_replace,
-    status_of,
-    writes_for,
 )
 from gpuloom.executors.node import Peer, RunSpec
 from gpuloom.executors.port import Cause, RunPhase

@@ -10,7 +10,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -302,3 +302,13 @@ def connect(kubeconfig: Path | None = None, context: str | None = None) -> Api:
     except (ConfigError, OSError, ValueError) as error:
         raise InputError(f"{where}: context {one.context_name!r} can't be used: {error}") from error
     return Api(client, one.cluster.server, f"{one.context_name} ({one.cluster.server})", one.namespace or "default")
+
+
+def unless_gone(call: Callable[[], object]) -> None:
+    """A write that is not needed any more where what it is about is gone, or has changed."""
+    try:
+        call()
+    except ApiError as error:
+        # 409: one of the same name is there by now; 422: a test failed, as it has changed. What is seen next tells.
+        if error.status not in (404, 409, 422):
+            raise

@@ -336,7 +336,7 @@ class Adopting:
                 self._say(first, "gpu-types", "names of GPU models, such as A100,H100")
         sizes = self._sizes(one, first)
         gpus = each * len(one.waits)
-        if sizes is not None:  # who can be made smaller is there again where it was made anew
+        if sizes is not None:  # what was made anew has the size that it was given last
             gpus = min(max(gpus, sizes.sizes[0]), sizes.sizes[-1])
         on_preempt, usual = OnPreempt.NEVER, OnPreempt.NEVER if sizes is None else OnPreempt.CHECKPOINT
         if (text := notes.get("on-preempt", usual.value)) == OnPreempt.CHECKPOINT.value and first.owner is not None:

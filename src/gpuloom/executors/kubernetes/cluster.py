@@ -27,19 +27,21 @@ from gpuloom.executors.kubernetes.pods import group_of, job_of, pod_of
 from gpuloom.executors.kubernetes.there import There
 from gpuloom.executors.kubernetes.wanted import (
     Attempt,
-    CreateJob,
     Member,
     Offer,
     Seen,
     Stop,
-    TakeOver,
-    Write,
     found_of,
     may_take_over,
     status_of,
     writes_for,
 )
 from gpuloom.executors.kubernetes.writer import Writer
+from gpuloom.executors.kubernetes.writes import (
+    CreateJob,
+    TakeOver,
+    Write,
+)
 from gpuloom.executors.node import RunSpec
 from gpuloom.executors.port import ExecutorError, OnStatus, RunStatus
 from gpuloom.kubernetes.api import Api, ApiError

@@ -18,9 +18,11 @@ from gpuloom.executors.kubernetes.wanted import (
     Offer,
     Seen,
     Stop,
-    Write,
     end_without_pod,
     may_replace,
+)
+from gpuloom.executors.kubernetes.writes import (
+    Write,
 )
 from gpuloom.executors.port import Cause, RunExit
 

@@ -88,6 +88,11 @@ class Setup:
     kind: JobKind = VOLCANO
     binds: bool = False
 
+    def path(self, group: str, plural: str, name: str = "") -> str:
+        """Where objects of the namespace are, or the one of this name."""
+        path = f"{group}/namespaces/{self.namespace}/{plural}"
+        return f"{path}/{name}" if name else path
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:

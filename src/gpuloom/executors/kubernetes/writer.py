@@ -13,12 +13,12 @@ from pathlib import Path
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.errors import InputError
 from gpuloom.core.run_name import run_name_of
+from gpuloom.executors.kubernetes.adopter import Adopter, say_resized
 from gpuloom.executors.kubernetes.kept import Kept
-from gpuloom.executors.kubernetes.kinds import INDEXED, KINDS, VOLCANO, JobKind, replicas_in
+from gpuloom.executors.kubernetes.kinds import INDEXED, KINDS, VOLCANO, JobKind
 from gpuloom.executors.kubernetes.manifest import (
     Manifest,
     Setup,
-    adopted,
     direct_name,
     manifest,
     pinned,
@@ -26,20 +26,14 @@ from gpuloom.executors.kubernetes.manifest import (
     taken_over,
 )
 from gpuloom.executors.kubernetes.marks import (
-    ADOPTED,
     ENDED_BY,
     FINALIZER,
     GATE,
-    HOLD,
     HOME,
-    IN_PLACE,
-    JOB,
     LIMIT,
     MEMBERS,
-    RANK,
     RESTARTS,
     RUN,
-    SIZED_TASK,
     first_run,
     run_of,
     sized_task,
@@ -47,8 +41,13 @@ from gpuloom.executors.kubernetes.marks import (
 from gpuloom.executors.kubernetes.pod_logs import PodFiles
 from gpuloom.executors.kubernetes.pods import Job, Pod, ended_well
 from gpuloom.executors.kubernetes.wanted import (
-    Adopt,
     Attempt,
+    Seen,
+    end_of,
+    what_happened,
+)
+from gpuloom.executors.kubernetes.writes import (
+    Adopt,
     Begin,
     CreateJob,
     DeleteJob,
@@ -63,20 +62,17 @@ from gpuloom.executors.kubernetes.wanted import (
     Relabel,
     Release,
     Replace,
-    Seen,
     SetLimit,
     Shrink,
     TakeEnd,
     TakeOver,
     Write,
-    end_of,
-    what_happened,
 )
 from gpuloom.executors.launchers import DIRECT
 from gpuloom.executors.local_files import run_directory
 from gpuloom.executors.port import Cause, ExecutorError, RunExit
 from gpuloom.executors.wire import NOTICE_FILE, write_atomic
-from gpuloom.kubernetes.api import Api, ApiError, Object
+from gpuloom.kubernetes.api import Api, ApiError, Object, unless_gone
 from gpuloom.kubernetes.events import pod_reference, say
 
 log = logging.getLogger("gpuloom.kubernetes")
@@ -99,6 +95,7 @@ class Writer:
     ) -> None:
         self.api, self.setup, self._resource_of, self._files, self._lock = api, setup, resource_of, files, lock
         self._why_not = why_not
+        self._adopter = Adopter(api, setup, lock)
 
     def carry_out(self, own: Kept, write: Write, seen: Seen) -> None:
         """Carry one write out. Raises ApiError, ExecutorError, OSError: it is to be tried again."""
@@ -108,15 +105,15 @@ class Writer:
             case CreateJob():
                 self._create(own)
             case Adopt(rank, uid, name):
-                self._adopt(own, rank, uid, name, seen)
+                self._adopter.take_pod(own, rank, uid, name, seen)
             case FindJob():
                 self._find(own)
             case MakeSecret(uid):
                 self._make_secret(own, uid)
             case LetIn(group):
-                self._unless_gone(
+                unless_gone(
                     lambda: self.api.change(
-                        self._path(self.setup.kind.groups, "podgroups", group), {"status": {"phase": "Inqueue"}}
+                        self.setup.path(self.setup.kind.groups, "podgroups", group), {"status": {"phase": "Inqueue"}}
                     )
                 )
             case Begin(uid):
@@ -127,19 +124,17 @@ class Writer:
                 self._notice(own.attempt, rank, seen.pods[rank])
                 path = self._pod_path(seen.pods[rank])
                 note = {"metadata": {"annotations": {ENDED_BY: reason}}}
-                self._unless_gone(lambda: self.api.change(path, note))
+                unless_gone(lambda: self.api.change(path, note))
                 if seen.pods[rank].adopted:
                     self._say_of_pod(seen.pods[rank], "Stopped", f"gpuloom ends it: {reason.replace('_', ' ')}")
             case SetLimit(rank, _, limit_s):
                 text = None if limit_s is None else f"{limit_s:g}"
                 path = self._pod_path(seen.pods[rank])
-                self._unless_gone(lambda: self.api.change(path, {"metadata": {"annotations": {LIMIT: text}}}))
+                unless_gone(lambda: self.api.change(path, {"metadata": {"annotations": {LIMIT: text}}}))
             case DeleteJob(name, uid):
                 path = self._job_path(name)
                 # Without a policy it would leave its pods behind, running.
-                self._unless_gone(
-                    lambda: self.api.delete(path, propagationPolicy="Background", preconditions={"uid": uid})
-                )
+                unless_gone(lambda: self.api.delete(path, propagationPolicy="Background", preconditions={"uid": uid}))
                 stop = own.attempt.members[0].stop
                 if stop is not None:
                     owner = self._owner(name, uid)
@@ -149,7 +144,7 @@ class Writer:
                 # 0 would take the pod away before anybody has seen that its processes are gone.
                 grace_s = max(round(until_s - time.monotonic()), 1)
                 path = self._pod_path(seen.pods[rank])
-                self._unless_gone(lambda: self.api.delete(path, gracePeriodSeconds=grace_s, preconditions={"uid": uid}))
+                unless_gone(lambda: self.api.delete(path, gracePeriodSeconds=grace_s, preconditions={"uid": uid}))
             case TakeEnd(rank, _):
                 self._take_end(own, rank, seen.pods[rank])
             case Replace(rank, _):
@@ -157,7 +152,7 @@ class Writer:
             case Release(rank, _):
                 self._release(seen.pods[rank])
             case GiveBack(name, _, kind):
-                self._give_job_back(own.attempt.name, self._job_path(name, kind))
+                self._adopter.give_job_back(own.attempt.name, self._job_path(name, kind))
             case TakeOver(name, before, kind):
                 self._take_over(own, name, before, kind)
             case Leave(rank, _):
@@ -165,14 +160,14 @@ class Writer:
             case Shrink(name, replicas, to, kind):
                 task, spare = (0, 0) if seen.job is None else (seen.job.task, seen.job.spare)
                 patch = scaled(replicas, to, kind, task, spare)
-                self._unless_gone(lambda: self.api.change(self._job_path(name, kind), patch))
+                unless_gone(lambda: self.api.change(self._job_path(name, kind), patch))
                 if seen.job is not None:
                     self._say(seen.job, "Resized", f"from {replicas} to {to} replicas; the last ones leave")
             case Relabel(rank, _):
                 members = json.dumps([list(one) for one in seen.job.members]) if seen.job is not None else None
                 about = {"labels": {RUN: own.attempt.name}, "annotations": {MEMBERS: members, RESTARTS: None}}
                 path = self._pod_path(seen.pods[rank])
-                self._unless_gone(lambda: self.api.change(path, {"metadata": about}))
+                unless_gone(lambda: self.api.change(path, {"metadata": about}))
 
     def _take_over(self, own: Kept, name: str, before: str, kind: JobKind) -> None:
         """Raises ApiError."""
@@ -180,16 +175,17 @@ class Writer:
         job = self.api.get(path)
         if job["metadata"]["labels"][RUN] != attempt.name:  # else the answer was lost
             if attempt.adopted:
-                marks = self._marks(attempt)
+                marks = self._adopter.marks(attempt)
             elif (made := self._prepared(own, name)) is not None:
                 marks = made.job["metadata"]["annotations"]
             else:
                 return
             replicas = len(attempt.members)
-            with self._lock:
-                attempt.job, attempt.maybe, attempt.in_place = name, True, True
+            if attempt.adopted:  # it may be ours then, whatever is answered
+                with self._lock:
+                    attempt.job, attempt.maybe, attempt.in_place = name, True, True
             self.api.change(path, taken_over(job, before, attempt.name, marks, replicas, kind))
-            self._say_resized(job, replicas, kind, sized_task(job["metadata"]["annotations"]))
+            say_resized(self.api, self.setup, job, replicas, kind, sized_task(job["metadata"]["annotations"]))
         for rank in attempt.members:
             self._files.goes_on(run_of(before, rank), run_of(attempt.name, rank))
         with self._lock:
@@ -204,95 +200,6 @@ class Writer:
             log.warning("run %s: its log is read later: %s", run, error)
         with self._lock:
             own.attempt.members[rank].ended = RunExit(None, None, EndReason.RESIZED, "", time.time())
-
-    def _adopt(self, own: Kept, rank: int, uid: str, name: str, seen: Seen) -> None:
-        """Take a pod that somebody else has made, unless it is somebody's by now."""
-        path = self._path("/api/v1", "pods", name)
-        with self._lock:
-            if own.attempt.ends:
-                return
-            own.attempt.maybe, own.attempt.asked[rank] = True, name
-        try:
-            about = self.api.get(path)["metadata"]
-        except ApiError as error:
-            if error.status != 404:
-                raise
-            return
-        if about["uid"] != uid or HOME in (about.get("labels") or {}) or "deletionTimestamp" in about:
-            return
-        run = run_name_of(own.attempt.name)
-        notes = {HOLD: None, IN_PLACE: None, ENDED_BY: None, **self._marks(own.attempt, seen.job), RANK: str(rank)}
-        change = {
-            "resourceVersion": about["resourceVersion"],  # of two homes one takes it
-            "labels": {HOME: self.setup.home, RUN: own.attempt.name, JOB: None if run is None else str(run.job)},
-            "annotations": notes,
-        }
-        self._unless_gone(lambda: self.api.change(path, {"metadata": change}))
-
-    def _marks(self, attempt: Attempt, job: Job | None = None) -> dict[str, str]:
-        """What is written on pods and Jobs that somebody else has made. job: on which it stands already."""
-        with self._lock:
-            members = [[one.node, len(one.spec.gpus) if one.spec else 0] for one in attempt.members.values()]
-            hold, sized = any(one.hold for one in attempt.members.values()), attempt.sized
-        if job is not None and job.in_place:
-            members, hold, sized = [list(one) for one in job.members], job.hold, True
-        marks = {ADOPTED: "true", MEMBERS: json.dumps(members)}
-        return {**marks, **({HOLD: "true"} if hold else {}), **({IN_PLACE: "true"} if sized else {})}
-
-    def _take_job(self, own: Kept) -> None:
-        """Take a Job that somebody else has made, at the size that it is to have. Raises ApiError, ExecutorError."""
-        attempt, owner = own.attempt, own.attempt.offer.owner
-        if owner is None:
-            return
-        kind = VOLCANO if owner.volcano else INDEXED
-        path, replicas = self._job_path(owner.name, kind), len(attempt.members)
-        try:
-            job = self.api.get(path)
-        except ApiError as error:
-            if error.status != 404:
-                raise
-            return
-        about = job["metadata"]
-        labels = about.get("labels") or {}
-        if about["uid"] != owner.uid or "deletionTimestamp" in about:
-            return
-        if (before := labels.get(RUN)) != attempt.name:  # else the answer was lost
-            if HOME in labels:
-                raise ExecutorError(f"{kind.title} {owner.name} is still that of attempt {before}")
-            with self._lock:
-                if attempt.ends:
-                    return
-                attempt.job, attempt.maybe, attempt.in_place = owner.name, True, True
-            marks = self._marks(attempt)
-            patch = adopted(job, self.setup.home, attempt.name, marks, replicas, kind, owner.task)
-            self.api.change(path, patch)
-            self._say_resized(job, replicas, kind, owner.task)
-        with self._lock:
-            attempt.job, attempt.made, own.made_s = owner.name, True, time.monotonic()
-
-    def _give_job_back(self, attempt: str, path: str) -> None:
-        """Nothing of ours is left on a Job that somebody else has made, unless it is another attempt's by now."""
-        about = self.api.get(path)["metadata"]
-        if (about.get("labels") or {}).get(RUN) != attempt:
-            return
-        change = {
-            "resourceVersion": about["resourceVersion"],
-            "labels": dict.fromkeys((HOME, RUN, JOB)),
-            "annotations": dict.fromkeys((ADOPTED, MEMBERS, HOLD, IN_PLACE, SIZED_TASK)),
-        }
-        self._unless_gone(lambda: self.api.change(path, {"metadata": change}))
-
-    def _give_back(self, pod: Pod) -> None:
-        """Nothing of ours is left on a pod that somebody else has made."""
-        about = pod.item["metadata"]
-        mine = dict.fromkeys((ADOPTED, MEMBERS, RANK, HOLD, IN_PLACE))
-        change = {
-            "resourceVersion": about["resourceVersion"],
-            "labels": {HOME: None, RUN: None},
-            "annotations": mine,
-            "finalizers": [one for one in about.get("finalizers") or () if one != FINALIZER] or None,
-        }
-        self._unless_gone(lambda: self.api.change(self._pod_path(pod), {"metadata": change}))
 
     def _bind(self, pod: Pod, node: str, values: Mapping[str, str], attempt: str) -> None:
         """Let a pod go that waits for a scheduler of our name. values: annotations that it needs before it begins.
@@ -311,31 +218,17 @@ class Writer:
         item = {"apiVersion": "v1", "kind": "Binding", "metadata": bound, "target": target}
         self.api.create(f"{path}/binding", item)
 
-    def _find_pods(self, own: Kept) -> None:
-        """Whether any of the pods that were to be taken is."""
-        for name in list(own.attempt.asked.values()):
-            try:
-                labels = self.api.get(self._path("/api/v1", "pods", name))["metadata"].get("labels") or {}
-            except ApiError as error:
-                if error.status != 404:
-                    raise
-                continue
-            if (labels.get(HOME), labels.get(RUN)) == (self.setup.home, own.attempt.name):
-                return  # it will be seen
-        with self._lock:
-            own.attempt.maybe = False
-
     def _find(self, own: Kept) -> None:
         attempt = own.attempt
         if attempt.adopted and not attempt.in_place:
-            self._find_pods(own)
+            self._adopter.find_pods(own)
             return
         owner = attempt.offer.owner
         kind = None if owner is None or not attempt.adopted else VOLCANO if owner.volcano else INDEXED
         found = True
         try:
             about = self.api.get(self._job_path(attempt.job_name, kind))["metadata"]
-            found = not attempt.adopted or (about.get("labels") or {}).get(RUN) == attempt.name
+            found = (about.get("labels") or {}).get(RUN) == attempt.name
         except ApiError as error:
             if error.status != 404:
                 raise
@@ -347,7 +240,7 @@ class Writer:
     def _create(self, own: Kept) -> None:
         attempt = own.attempt
         if attempt.adopted:
-            self._take_job(own)
+            self._adopter.take_job(own)
             return
         name = attempt.job_name
         if (made := self._prepared(own, name)) is None:
@@ -406,7 +299,7 @@ class Writer:
             return
         path = "/spec/suspend"
         patch = [{"op": "test", "path": path, "value": True}, {"op": "replace", "path": path, "value": False}]
-        self._unless_gone(lambda: self.api.change(self._job_path(own.attempt.job_name), patch))
+        unless_gone(lambda: self.api.change(self._job_path(own.attempt.job_name), patch))
 
     def _owner(self, name: str, uid: str, kind: JobKind | None = None) -> Object:
         return {"apiVersion": (kind or self.setup.kind).api_version, "kind": "Job", "name": name, "uid": uid}
@@ -453,22 +346,13 @@ class Writer:
         """An Event of a Job."""
         say(self.api, self.setup.namespace, self._owner(job.name, job.uid, job.kind), reason, message)
 
-    def _say_resized(self, job: Object, replicas: int, kind: JobKind, task: int) -> None:
-        """job: as it was before."""
-        about = job["metadata"]
-        before = replicas_in(job["spec"], task)
-        if before != replicas:
-            text = f"from {before} to {replicas} replicas; those that are there stay"
-            owner = self._owner(str(about["name"]), str(about["uid"]), kind)
-            say(self.api, self.setup.namespace, owner, "Resized", text)
-
     def _say_of_pod(self, pod: Pod, reason: str, message: str) -> None:
         say(self.api, self.setup.namespace, pod_reference(pod.name, pod.uid), reason, message)
 
     def _make_once(self, plural: str, item: Object) -> bool:
         """Whether it was not there."""
         try:
-            self.api.create(self._path("/api/v1", plural), item)
+            self.api.create(self.setup.path("/api/v1", plural), item)
         except ApiError as error:
             if error.status != 409:
                 raise
@@ -482,7 +366,7 @@ class Writer:
             return
         # It may have been another Job's.
         patch = {"metadata": {"ownerReferences": [owner]}}
-        self._unless_gone(lambda: self.api.change(self._path("/api/v1", plural, about["name"]), patch))
+        unless_gone(lambda: self.api.change(self.setup.path("/api/v1", plural, about["name"]), patch))
 
     def _make_secret(self, own: Kept, uid: str) -> None:
         name = own.attempt.job_name
@@ -510,7 +394,7 @@ class Writer:
         if member.restarts:
             values = {**values, RESTARTS: str(member.restarts)}
         if not any(one.get("name") == GATE for one in pod.item["spec"].get("schedulingGates") or ()):
-            self._unless_gone(lambda: self._bind(pod, member.node, values, own.attempt.name))
+            unless_gone(lambda: self._bind(pod, member.node, values, own.attempt.name))
             return
         try:
             self.api.change(self._pod_path(pod), pinned(pod.item, member.node, values, own.attempt.name))
@@ -545,7 +429,7 @@ class Writer:
         if owner.get("kind") != "Job" or group not in {kind.api_version for kind in KINDS.values()}:
             return False
         try:
-            item = self.api.get(self._path(f"/apis/{group}", "jobs", str(owner["name"])))
+            item = self.api.get(self.setup.path(f"/apis/{group}", "jobs", str(owner["name"])))
         except ApiError as error:
             if error.status != 404:
                 raise
@@ -584,30 +468,18 @@ class Writer:
 
     def _release(self, pod: Pod) -> None:
         if pod.adopted:
-            self._give_back(pod)
+            self._adopter.give_back(pod)
             return
         held = list(pod.item["metadata"].get("finalizers") or ())
         if FINALIZER in held:
             place = f"/metadata/finalizers/{held.index(FINALIZER)}"
             patch = [{"op": "test", "path": place, "value": FINALIZER}, {"op": "remove", "path": place}]
-            self._unless_gone(lambda: self.api.change(self._pod_path(pod), patch))
+            unless_gone(lambda: self.api.change(self._pod_path(pod), patch))
         if pod.deleted_s is None:  # its Job is gone, and nobody else would take it away
-            self._unless_gone(lambda: self.api.delete(self._pod_path(pod), preconditions={"uid": pod.uid}))
-
-    def _unless_gone(self, call: Callable[[], object]) -> None:
-        try:
-            call()
-        except ApiError as error:
-            # 409: one of the same name is there by now; 422: a test failed, as it has changed. What is seen next tells.
-            if error.status not in (404, 409, 422):
-                raise
+            unless_gone(lambda: self.api.delete(self._pod_path(pod), preconditions={"uid": pod.uid}))
 
     def _job_path(self, name: str = "", kind: JobKind | None = None) -> str:
-        return self._path((kind or self.setup.kind).path, "jobs", name)
+        return self.setup.path((kind or self.setup.kind).path, "jobs", name)
 
     def _pod_path(self, pod: Pod) -> str:
-        return self._path("/api/v1", "pods", pod.name)
-
-    def _path(self, group: str, plural: str, name: str = "") -> str:
-        path = f"{group}/namespaces/{self.setup.namespace}/{plural}"
-        return f"{path}/{name}" if name else path
+        return self.setup.path("/api/v1", "pods", pod.name)
