@@ -27,7 +27,7 @@ from gpuloom.core.end_reason import EndReason
 from gpuloom.core.spec import Launcher
 from gpuloom.executors.kubernetes import cluster, kept, wanted
 from gpuloom.executors.kubernetes.cluster import PodCluster
-from gpuloom.executors.kubernetes.kinds import KINDS, VOLCANO, JobKind
+from gpuloom.executors.kubernetes.kinds import INDEXED, KINDS, VOLCANO, JobKind
 from gpuloom.executors.kubernetes.manifest import Setup
 from gpuloom.executors.kubernetes.marks import ADOPTED, COMPLETION_INDEX, HOME, MEMBERS, run_of
 from gpuloom.executors.node import Peer, RunSpec
@@ -160,7 +160,7 @@ class Pods(RuleBasedStateMachine):
                     and "deletionTimestamp" not in about
                     and any(one["uid"] == job["uid"] for one in about.get("ownerReferences") or ())
                 )
-                offered[number] = wanted.Offer(waits, wanted.Owner(name, job["uid"], volcano=False))
+                offered[number] = wanted.Offer(waits, wanted.Owner(name, job["uid"], INDEXED))
             elif HOME not in (job.get("labels") or {}):
                 assert not set(job.get("annotations") or {}) & {MEMBERS, ADOPTED}, "it is given back whole"
                 with suppress(Refused):

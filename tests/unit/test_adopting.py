@@ -267,7 +267,7 @@ def test_a_job_whose_size_is_changed_is_taken_first_and_then_its_pods_by_their_n
     one = sized()
     one.offer = Offer((Offered("u1", "made-1", 1),))
     assert writes_for(one, Seen(), 0.0, 0.0) == [], "whose they are is not known"
-    one.offer = Offer(one.offer.pods, Owner("ours", "j", volcano=False))
+    one.offer = Offer(one.offer.pods, Owner("ours", "j", INDEXED))
     assert writes_for(one, Seen(), 0.0, 0.0) == [CreateJob()]
     one.made = one.in_place = True
     _, job = job_there(2)

@@ -22,7 +22,7 @@ from gpuloom.core.job import ACTIVE, ENDED, Job, Phase
 from gpuloom.core.replicas import Replicas, replicas_of
 from gpuloom.core.spec import Launcher, OnPreempt, Spec
 from gpuloom.core.sums import sum_ints
-from gpuloom.executors.kubernetes.kinds import VOLCANO, JobKind
+from gpuloom.executors.kubernetes.kinds import INDEXED, VOLCANO, JobKind
 from gpuloom.executors.kubernetes.marks import ADOPTED
 from gpuloom.executors.kubernetes.wanted import Offer, Offered, Owner
 from gpuloom.kubernetes.api import Api, ApiError, Object
@@ -46,6 +46,7 @@ SAY_S = 60.0
 """Least time between two Events of why a job waits."""
 AGAIN_S = 30.0
 """What is still there so long after it was told to go is told once more."""
+_KINDS: Mapping[Kind, JobKind] = {Kind.BATCH: INDEXED, Kind.VOLCANO: VOLCANO}
 _KEY = "pods:"
 _GONE = "its pods were deleted"
 _OVER = "it ended without another run"
@@ -366,15 +367,14 @@ class Adopting:
             return None
         origin = one.origin
         if origin is None or origin.replicas is None or origin.kind not in self._sized:
-            right = "said of the pods of an Indexed Job with as many completions as pods"
-            if Kind.VOLCANO in self._sized:
-                right += ", or of a Volcano Job one task of which has GPUs"
-            self._say(first, "elastic", right)
+            others = " or a Volcano Job with GPUs in one task" if Kind.VOLCANO in self._sized else ""
+            right = f"only an Indexed Job with as many completions as pods{others} can be resized"
+            self._warn(first, "BadAnnotation", f"gpuloom.io/elastic counts for nothing: {right}")
             return None
         try:
             return replicas_of(text, first.asked.gpus)
         except ValueError as error:
-            self._say(first, "elastic", f"1-8, the fewest and the most pods: it {error}")
+            self._say(first, "elastic", f"the fewest and the most pods, such as 1-8 ({error})")
             return None
 
     # -- what is written to the cluster -----------------------------------------------------------------------------
@@ -451,7 +451,9 @@ class Adopting:
 
 
 def _owner(origin: OriginSeen | None) -> Owner | None:
-    return None if origin is None else Owner(origin.name, origin.uid, origin.kind is Kind.VOLCANO, origin.task)
+    if origin is None or origin.kind not in _KINDS:
+        return None
+    return Owner(origin.name, origin.uid, _KINDS[origin.kind], origin.task)
 
 
 def _order(pod: PodSeen) -> tuple[int, float, str]:

@@ -8,7 +8,7 @@ import time
 
 from gpuloom.core.run_name import run_name_of
 from gpuloom.executors.kubernetes.kept import Kept
-from gpuloom.executors.kubernetes.kinds import INDEXED, VOLCANO, JobKind, replicas_in
+from gpuloom.executors.kubernetes.kinds import JobKind, replicas_in
 from gpuloom.executors.kubernetes.manifest import Setup, adopted
 from gpuloom.executors.kubernetes.marks import (
     ADOPTED,
@@ -30,13 +30,13 @@ from gpuloom.kubernetes.api import Api, ApiError, Object, unless_gone
 from gpuloom.kubernetes.events import say
 
 
-def say_resized(api: Api, setup: Setup, job: Object, replicas: int, kind: JobKind, task: int) -> None:
+def say_resized(api: Api, setup: Setup, job: Object, replicas: int, kind: JobKind, task: int, more: str) -> None:
     """An Event of a Job, where its size changes. job: as it was before."""
     about = job["metadata"]
     before = replicas_in(job["spec"], task)
     if before != replicas:
         owner = {"apiVersion": kind.api_version, "kind": "Job", "name": about["name"], "uid": about["uid"]}
-        say(api, setup.namespace, owner, "Resized", f"from {before} to {replicas} replicas; those that are there stay")
+        say(api, setup.namespace, owner, "Resized", f"from {before} to {replicas} replicas; {more}")
 
 
 class Adopter:
@@ -84,7 +84,7 @@ class Adopter:
         attempt, owner = own.attempt, own.attempt.offer.owner
         if owner is None:
             return
-        kind = VOLCANO if owner.volcano else INDEXED
+        kind = owner.kind
         path, replicas = self._setup.path(kind.path, "jobs", owner.name), len(attempt.members)
         try:
             job = self._api.get(path)
@@ -98,7 +98,8 @@ class Adopter:
             return
         if (before := labels.get(RUN)) != attempt.name:  # else the answer was lost
             if HOME in labels:
-                raise ExecutorError(f"{kind.title} {owner.name} is still that of attempt {before}")
+                whose = f"attempt {before}" if labels[HOME] == self._setup.home else "another scheduler"
+                raise ExecutorError(f"{kind.title} {owner.name} still belongs to {whose}")
             with self._lock:
                 if attempt.ends:
                     return
@@ -106,7 +107,7 @@ class Adopter:
             marks = self.marks(attempt)
             patch = adopted(job, self._setup.home, attempt.name, marks, replicas, kind, owner.task)
             self._api.change(path, patch)
-            say_resized(self._api, self._setup, job, replicas, kind, owner.task)
+            say_resized(self._api, self._setup, job, replicas, kind, owner.task, "it starts with these")
         with self._lock:
             attempt.job, attempt.made, own.made_s = owner.name, True, time.monotonic()
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from gpuloom.core.end_reason import EndReason
 from gpuloom.executors.gang_ends import good
+from gpuloom.executors.kubernetes.kinds import JobKind
 from gpuloom.executors.kubernetes.marks import name_of, run_of
 from gpuloom.executors.kubernetes.pods import Group, Job, Pod, exit_of, leaves_node
 from gpuloom.executors.kubernetes.writes import (
@@ -99,12 +100,12 @@ class Offered(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """The Job by which pods are made that are offered, and whose size may be changed. volcano: it is one of Volcano's,
-    else of Kubernetes itself. task: the number of the one that makes them."""
+    """The Job by which pods are made that are offered, and whose size may be changed. task: the number of the one
+    that makes them."""
 
     name: str
     uid: str
-    volcano: bool
+    kind: JobKind
     task: int = 0
 
 
@@ -307,7 +308,7 @@ def _resizing(attempt: Attempt, seen: Seen, now_s: float, wall_s: float) -> list
                 found.append(DeletePod(rank, pod.uid, member.stop.until_s))
     to = attempt.staying
     if not notes and seen.job is not None and seen.job.replicas > to and not seen.job.going_away:
-        found.append(Shrink(seen.job.name, seen.job.replicas, to, seen.job.kind))
+        found.append(Shrink(seen.job.name, seen.job.replicas, to))
     return [*notes, *found]
 
 

@@ -15,7 +15,7 @@ from gpuloom.core.errors import InputError
 from gpuloom.core.run_name import run_name_of
 from gpuloom.executors.kubernetes.adopter import Adopter, say_resized
 from gpuloom.executors.kubernetes.kept import Kept
-from gpuloom.executors.kubernetes.kinds import INDEXED, KINDS, VOLCANO, JobKind
+from gpuloom.executors.kubernetes.kinds import KINDS, JobKind
 from gpuloom.executors.kubernetes.manifest import (
     Manifest,
     Setup,
@@ -157,12 +157,12 @@ class Writer:
                 self._take_over(own, name, before, kind)
             case Leave(rank, _):
                 self._leave(own, rank)
-            case Shrink(name, replicas, to, kind):
-                task, spare = (0, 0) if seen.job is None else (seen.job.task, seen.job.spare)
-                patch = scaled(replicas, to, kind, task, spare)
-                unless_gone(lambda: self.api.change(self._job_path(name, kind), patch))
-                if seen.job is not None:
-                    self._say(seen.job, "Resized", f"from {replicas} to {to} replicas; the last ones leave")
+            case Shrink(name, replicas, to):
+                job = seen.job
+                assert job is not None  # noqa: S101 - else nobody asks for it
+                patch = scaled(replicas, to, job.kind, job.task, job.spare)
+                unless_gone(lambda: self.api.change(self._job_path(name, job.kind), patch))
+                self._say(job, "Resized", f"from {replicas} to {to} replicas; the last ones leave")
             case Relabel(rank, _):
                 members = json.dumps([list(one) for one in seen.job.members]) if seen.job is not None else None
                 about = {"labels": {RUN: own.attempt.name}, "annotations": {MEMBERS: members, RESTARTS: None}}
@@ -185,7 +185,8 @@ class Writer:
                 with self._lock:
                     attempt.job, attempt.maybe, attempt.in_place = name, True, True
             self.api.change(path, taken_over(job, before, attempt.name, marks, replicas, kind))
-            say_resized(self.api, self.setup, job, replicas, kind, sized_task(job["metadata"]["annotations"]))
+            task = sized_task(job["metadata"]["annotations"])
+            say_resized(self.api, self.setup, job, replicas, kind, task, "pods that run stay")
         for rank in attempt.members:
             self._files.goes_on(run_of(before, rank), run_of(attempt.name, rank))
         with self._lock:
@@ -224,7 +225,7 @@ class Writer:
             self._adopter.find_pods(own)
             return
         owner = attempt.offer.owner
-        kind = None if owner is None or not attempt.adopted else VOLCANO if owner.volcano else INDEXED
+        kind = owner.kind if owner is not None and attempt.adopted else None
         found = True
         try:
             about = self.api.get(self._job_path(attempt.job_name, kind))["metadata"]

@@ -148,7 +148,6 @@ class Shrink:
     name: str
     replicas: int
     to: int
-    kind: JobKind
 
 
 @dataclass(frozen=True, slots=True)
