@@ -77,6 +77,10 @@ def check_new(kind: Kind, item: Mapping[str, Any]) -> None:
     causes += _labels(about)
     if kind.kind == "Pod" and not (item.get("spec") or {}).get("containers"):
         causes.append(("spec.containers", "FieldValueRequired", "Required value"))
+    if kind.kind == "Pod":
+        causes += _mounts("spec", item.get("spec") or {})
+    if (kind.group, kind.kind) == ("batch", "Job"):
+        causes += _mounts("spec.template.spec", ((item.get("spec") or {}).get("template") or {}).get("spec") or {})
     if causes:
         raise invalid(kind.kind, group, name, causes)
     spec = item.get("spec") or {}
@@ -86,6 +90,27 @@ def check_new(kind: Kind, item: Mapping[str, Any]) -> None:
             "priority admission controller computed PreemptLowerPriority from the given PriorityClass name"
         )
         raise refused(403, f'pods "{name}" is forbidden: {text}', "Forbidden", {"name": name, "kind": "pods"})
+
+
+def _mounts(place: str, spec: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """What containers mount must be a volume of the pod, and be mounted once at a path."""
+    found = []
+    volumes = [one["name"] for one in spec.get("volumes") or ()]
+    for number, name in enumerate(volumes):
+        if name in volumes[:number]:
+            text = f'Duplicate value: "{name}"'
+            found.append((f"{place}.volumes[{number}].name", "FieldValueDuplicate", text))
+    for at, container in enumerate(spec.get("containers") or ()):
+        paths: list[str] = []
+        for number, mount in enumerate(container.get("volumeMounts") or ()):
+            where = f"{place}.containers[{at}].volumeMounts[{number}]"
+            if mount["name"] not in volumes:
+                found.append((f"{where}.name", "FieldValueNotFound", f'Not found: "{mount["name"]}"'))
+            if mount["mountPath"] in paths:
+                text = f'Invalid value: "{mount["mountPath"]}": must be unique'
+                found.append((f"{where}.mountPath", "FieldValueInvalid", text))
+            paths.append(mount["mountPath"])
+    return found
 
 
 def _labels(about: Mapping[str, Any]) -> list[tuple[str, str, str]]:

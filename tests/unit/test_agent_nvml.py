@@ -172,6 +172,20 @@ def test_what_is_not_supported_is_none_and_not_asked_again() -> None:
     assert {feature: fake.calls[feature] for feature in missing} == dict.fromkeys(missing, 1)
 
 
+def test_what_one_gpu_does_not_support_another_may() -> None:
+    missing = {"utilization", "temperature", "power", "ecc", "slow"}
+    nvml = Nvml(
+        FakeNvml(FakeGpu("GPU-a", missing=frozenset(missing)), FakeGpu("GPU-b", utilization=70, power_mw=250_500))
+    )
+    for _ in range(2):
+        reading = nvml.read("GPU-a")
+        assert (reading.utilization, reading.temperature_c, reading.power_w, reading.ecc) == (None,) * 4
+        reading = nvml.read("GPU-b")
+        assert (reading.utilization, reading.power_w) == (70.0, 250.5)
+        assert reading.temperature_c is not None
+        assert reading.ecc is not None
+
+
 def test_after_reopening_all_is_asked_again() -> None:
     """Another driver may tell what the one before could not."""
     gpu = FakeGpu("GPU-a", missing=frozenset({"power"}))

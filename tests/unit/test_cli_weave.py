@@ -246,6 +246,10 @@ def test_import_then_list(tmp_path: Path) -> None:
         run("profiles", "import", file)
     assert "2 of them replaced others" in run("profiles", "import", file, "--replace").stderr
     assert "49 profiles of 9 models, 2 yours" in run("profiles", "list").stdout
+    doubtful = tmp_path / "microseconds.csv"
+    doubtful.write_text(file.read_text().splitlines()[0] + "\nodd,1,4,180,1000,160000,0,11\n")
+    assert "warning: profile of odd" in (told := run("profiles", "import", doubtful).stderr)
+    assert "check the units" in told
 
 
 def test_add_show_remove(home: Path) -> None:

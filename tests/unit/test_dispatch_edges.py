@@ -18,7 +18,7 @@ from fake_views import attempt, record
 from gpuloom.core.errors import InputError
 from gpuloom.core.events import Event
 from gpuloom.core.job import Attempt, DeviceKind, EndReason, Gpu, Job, NodeRecord, NodeState, Phase, SavedBy
-from gpuloom.core.spec import Launcher, Spec
+from gpuloom.core.spec import Launcher, OnPreempt, Spec
 from gpuloom.executors.gang_ends import unseen_end
 from gpuloom.executors.kubernetes.manifest import SAID
 from gpuloom.executors.local_files import LocalFiles, run_directory, same_process
@@ -282,6 +282,27 @@ def test_what_a_run_is_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
         request(job, held, node, resumes=True)
     with pytest.raises(InputError, match="node a no longer has GPU 1"):
         request(record(), attempt(allocation=(("a", (1,)),)), node)
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "suspends"),
+    [
+        (DeviceKind.GPU, {}, True),
+        (DeviceKind.GPU, {"on_preempt": OnPreempt.SUSPEND}, True),
+        (DeviceKind.GPU, {"on_preempt": OnPreempt.CHECKPOINT}, False),
+        (DeviceKind.GPU, {"on_preempt": OnPreempt.NEVER}, False),
+        (DeviceKind.GPU, {"container": "image"}, False),
+        (DeviceKind.CPU, {}, False),
+    ],
+)
+def test_which_programs_may_be_suspended(kind: DeviceKind, spec: dict[str, Any], suspends: bool) -> None:
+    node = NodeRecord("a", (Gpu(0, "G0", "V100"), Gpu(1, "G1", "V100")), kind=kind)
+    held = attempt(allocation=(("a", (0,)),))
+    (one,) = launch.run_specs(record(spec=spec_of(**spec)), held, {"a": node}, resumes=False)
+    assert one.suspends is suspends
+    gang = attempt(allocation=(("a", (0,)), ("a", (1,))))
+    members = launch.run_specs(record(spec=spec_of(**spec)), gang, {"a": node}, resumes=False)
+    assert [one.suspends for one in members] == [False, False]
 
 
 def test_pods_that_others_made_are_not_cut() -> None:

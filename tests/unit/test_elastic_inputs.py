@@ -167,6 +167,7 @@ def test_bad_sizes_name_the_row_and_the_reason(row: str, why: str, tmp_path: Pat
 
 def test_elasticflows_trace_finds_its_throughputs(data: Path) -> None:
     workload = read_trace(data / "elasticflow" / "philly_103959.csv.gz").workload
+    assert any(note.endswith(f" for {len(workload):,} jobs") for note in workload.notes), workload.notes
     scaling = workload.scaling
     assert scaling is not None
     assert (scaling.curve != NO_CURVE).all()

@@ -85,6 +85,9 @@ def test_who_gets_back_what_it_returned_is_a_step_and_all_its_calls_count(jax: A
     jax.memory = None  # on CPUs
     step(state, Array())
     assert records.facts.memory_bytes == 5 << 20
+    jax.memory = {"bytes_in_use": 7}  # a device that does not keep the peak
+    step(state, Array())
+    assert records.facts.memory_bytes == 0
 
 
 def test_of_several_the_one_with_most_arrays_counts_as_long_as_it_is_called(jax: Any) -> None:

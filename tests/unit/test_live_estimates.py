@@ -126,6 +126,20 @@ def test_what_the_store_knows_is_asked_for_once_a_name() -> None:
     assert estimates.of(SLEEP, given_s=None, time_limit_s=None).runs == (100.0, 102.0), "a copy is another's"
 
 
+def test_names_that_were_asked_for_long_ago_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuloom.live.planning.estimates.MOST_NAMES", 2)
+    asked = []
+
+    def earlier(user: str, name: str, limit: int) -> Sequence[EndedRun]:
+        asked.append(name)
+        return [EndedRun(1, 100.0, None, Spec(("sleep", "100"), name=name))]
+
+    estimates = Estimates(earlier)
+    for name in ("a", "b", "a", "c", "a", "b"):
+        assert estimates.of(like("sleep", "100", name=name), given_s=None, time_limit_s=None).runs == (100.0,)
+    assert asked == ["a", "b", "c", "b"], "of two the one that was asked for last stays"
+
+
 def test_while_the_store_is_asked_others_go_on_and_a_run_that_ends_counts_once() -> None:
     spec = Spec(("sleep", "100"), name="sleep")
     stored = [EndedRun(1, 100.0, None, spec)]

@@ -83,6 +83,8 @@ def test_a_sample_of_before_is_read_and_a_spoilt_one_says_so() -> None:
     for spoilt in ('{"moon":{}}', '{"gpu":{"a":[1.0]}}', '{"gpu":{"a":"x"}}', "[]", "{", 1):
         with pytest.raises(StoreError, match="can't be read"):
             finest([SampleRow(10, 0.0, 10.0, {**before.data, "each": spoilt})], each=True)
+        (found,) = finest([SampleRow(10, 0.0, 10.0, {**before.data, "each": spoilt})])
+        assert found.each == {}, "it is not read where nobody asks for it"
 
 
 def test_a_year_of_a_thousand_machines_is_bounded() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import gpuloom
 from api_client import TOKEN, Local, app_over
 from fake_service import FakeService
 from gpuloom.live.submission.spec import job_spec
+from gpuloom.server.app import make_app
+from gpuloom.server.context import os_user
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 
@@ -22,6 +25,23 @@ def api(tmp_path: Path) -> Local:
     service.run(1)
     service.write(1, "one\ntwo\n")
     return Local(app_over(service, default_user="ada"))
+
+
+def test_jobs_that_come_without_a_name_are_those_of_the_process_s_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.setenv(variable, "grace")
+    assert os_user() == "grace"
+    api = Local(make_app(FakeService(tmp_path), token=TOKEN))
+    assert api("POST", "/v1/jobs", json={"jobs": [{"command": ["./train"]}]}).status_code == 201
+    assert api("GET", "/v1/jobs/1").json()["job"]["user"] == "grace"
+
+    def no_name() -> str:
+        raise KeyError("uid not found")
+
+    monkeypatch.setattr("getpass.getuser", no_name)
+    assert os_user() == f"uid{os.geteuid()}"
 
 
 class Links(HTMLParser):

@@ -140,6 +140,29 @@ def test_nobody_misses_or_sees_twice_while_many_come_in(
             assert [(stream.next() or ())[1] for _ in range(403)] == [str(i) for i in range(1, 404)]
 
 
+@pytest.mark.parametrize(("most", "bytes_each", "kept"), [(10, 100, 10), (1_000, 100, 20), (1_000, 2_001, 0)])
+def test_events_in_memory_are_bounded_in_number_and_in_bytes(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch, most: int, bytes_each: int, kept: int
+) -> None:
+    """4,000 bytes at most; the newest stay, of half the bytes at most, and who wants older ones reads the store."""
+    monkeypatch.setattr(sse, "KEPT", most)
+    monkeypatch.setattr(sse, "KEPT_BYTES", 4_000)
+    hub = sse.Hub(service)
+    stop = threading.Event()
+    thinned = []
+    for number in range(1, 101):
+        before = len(hub._recent)
+        hub._publish(stop, [sse.WireEvent(number, "submitted", range(1), bytes(bytes_each))])
+        assert len(hub._recent) <= min(2 * most, 4_000 // bytes_each)
+        if len(hub._recent) <= before:
+            thinned.append(len(hub._recent))
+        assert hub._bytes == sum(len(event.wire) for event in hub._recent)
+        oldest = number - len(hub._recent)
+        assert [event.id for event in hub.after(oldest) or ()] == list(range(oldest + 1, number + 1))
+        assert oldest == 0 or hub.after(oldest - 1) is None
+    assert set(thinned) == {kept}
+
+
 def test_one_thread_for_all_and_none_for_nobody(place: Listening, service: FakeService) -> None:
     until(lambda: threads() == 0)
     before = threading.active_count()

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,10 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuloom.cli.share import top
 from gpuloom.cli.share.group import share
 from gpuloom.core.errors import InputError
+from gpuloom.sharing.rule import reason_name
 from gpuloom.sharing.shim import attach as shim
 from gpuloom.sharing.shim import build, compiler, mps, shm
 from shim_kit import SOURCES, Stage, built, told
@@ -417,6 +420,31 @@ def test_under_mps_run_passes_signals_on_and_tears_down(fake_mps: Path, tmp_path
     process.communicate(timeout=30)
     assert process.returncode == 5
     assert fake_mps.read_text() == "start 3\nquit\n"
+
+
+def test_a_row_of_top_counts_since_the_look_before() -> None:
+    began = shm.Program(
+        0, "training", 7, "best-effort", False, None, 0, 100, 10, 5, 2, 3_000_000, 2_000_000, 10**8, 4, 10**6, 10**9,
+        reasons={1: 3, 7: 2, 8: 5, 9: 6},
+    )  # fmt: skip
+    now = replace(
+        began, kernels=300, graphs=20, gpu_ns=6 * 10**8, held_ns=5 * 10**8, held_as=8, held_since_ns=29 * 10**8
+    )
+
+    def at(second: float, *programs: shm.Program) -> shm.Shared:
+        return shm.Shared(Path("gpu.share"), "GPU-a", 132, int(second * 1e9), programs)
+
+    (row,) = top.rows_of(at(3.0, now), at(2.0, began))
+    assert (row["kernels_per_s"], row["gpu_share"]) == (pytest.approx(210.0), pytest.approx(0.5))
+    assert (row["held_share"], row["held_s"]) == (pytest.approx(0.597), pytest.approx(0.6))
+    assert (row["longest_hold_ms"], row["request_ms"]) == (2.0, 1.0)
+    assert sum(row["admitted"].values()) == 5
+    assert sum(row["held_for"].values()) == 11
+    assert set(row["admitted"]) == {reason_name(1), reason_name(7)}
+    (row,) = top.rows_of(at(3.0, now), None)
+    assert row["kernels_per_s"] == pytest.approx(160.0), "since it began, at second 1"
+    (row,) = top.rows_of(at(3.0, now), at(2.0, replace(began, pid=8)))
+    assert row["kernels_per_s"] == pytest.approx(160.0), "another had its place before"
 
 
 def test_top_shows_rates_held_time_and_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

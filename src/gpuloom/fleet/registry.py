@@ -371,8 +371,7 @@ class Nodes:
                 f"wait until that one has left or is lost)"
             ), True
         heard = self._now() - node.heard_s
-        another = node.process != hello.process and node.boot_id != hello.boot_id
-        if another and node.channel.connected and heard < SILENT_S:
+        if node.boot_id != hello.boot_id and node.channel.connected and heard < SILENT_S:
             return f"a copy of this home has joined as {hello.name!r} from another machine", True
         return "", False
 

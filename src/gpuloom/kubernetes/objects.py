@@ -450,7 +450,7 @@ class Reader:
             created_s=time_s(about.get("creationTimestamp")) or 0.0,
             suspended=bool(waits),
             end=end,
-            ended_s=time_s((told.get("Finished") or {}).get("lastTransitionTime")) if end is not End.NOT else None,
+            ended_s=time_s(told["Finished"].get("lastTransitionTime")) if end is not End.NOT else None,
             waits=waits,
             message=_words(told["Finished"]) if end is End.BADLY else "",
         )

@@ -307,7 +307,7 @@ def hopeless(pod: Pod, node: str) -> tuple[float, RunExit] | None:
     """Why it will not run if this does not change, and after how many seconds that is for sure; None: it may. node: to
     which it is pinned."""
     now_s = time.time()
-    if pod.gated or pod.over or pod.began_s is not None:
+    if pod.gated or pod.over:
         return None
     why = f"{pod.waiting}: {pod.waits_why}" if pod.waits_why else pod.waiting
     if pod.waiting in _NO_IMAGE:
