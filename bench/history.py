@@ -3,10 +3,10 @@
     date     UTC, to the second
     commit   of git, with + behind it if files had changed
     python   version
-    yard_s   CPU seconds of the yardstick: a fixed piece of work in Python and NumPy, the least of some runs
-    ratios   by figure ("growth, load 0.9 of 512 GPUs · srtf · 1,000"): CPU seconds over those of the yardstick
+    yard_s   CPU seconds of the yardstick, a fixed piece of work in Python and NumPy: the median of the run
+    ratios   by figure ("growth, load 0.9 of 512 GPUs · srtf · 1,000"): CPU seconds over those of the yardstick beside it
 
-So machines of different speed are roughly comparable, and nothing that names one is kept.
+So machines of different speed, and one whose speed changes, are roughly comparable; nothing that names one is kept.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SLOWER = 1.25
 """A figure counts as slower beyond this: on a shared machine less is chance."""
 
 
-def yardstick(times: int = 5) -> float:
+def yardstick(times: int = 3) -> float:
     """CPU seconds of work like the simulator's: a heap of tuples, a dictionary, small arrays."""
     least = float("inf")
     for _ in range(times):
@@ -55,9 +55,10 @@ def read(path: Path = HISTORY) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
 
 
-def entry(cpu_s: Mapping[str, float], yard_s: float) -> dict[str, Any]:
-    """A line of today: CPU seconds by figure, as ratios to the yardstick."""
-    ratios = {name: round(seconds / yard_s, 3) for name, seconds in cpu_s.items()}
+def entry(measured: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
+    """A line of today. measured: by figure, its CPU seconds and those of the yardstick right before or after it."""
+    ratios = {name: round(cpu_s / yard_s, 3) for name, (cpu_s, yard_s) in measured.items()}
+    yard_s = statistics.median(yard_s for _, yard_s in measured.values())
     date = datetime.now(UTC).isoformat(timespec="seconds")
     return {"date": date, "commit": commit(), "python": platform.python_version(), "yard_s": yard_s, "ratios": ratios}
 
@@ -80,9 +81,9 @@ def slower(before: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> list[
     return sorted(found, key=lambda each: -each[1])
 
 
-def add(cpu_s: Mapping[str, float], path: Path = HISTORY) -> list[str]:
-    """Write a line, and say what got slower than in the last runs."""
-    before, now = read(path), entry(cpu_s, yardstick())
+def add(measured: Mapping[str, tuple[float, float]], path: Path = HISTORY) -> list[str]:
+    """Write a line (see `entry`), and say what got slower than in the last runs."""
+    before, now = read(path), entry(measured)
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(now, ensure_ascii=False) + "\n")
     return told(before, now)

@@ -26,7 +26,7 @@ from typing import Any
 from gpuloom.sim import simulate
 from gpuloom.traces import read_trace
 from gpuloom.traces.generate import GeneratorConfig, generate
-from history import add
+from history import add, yardstick
 from public_data import DATA
 from timing import cpu
 
@@ -56,6 +56,7 @@ class Bench:
                 "peer": peer,
                 "peer_cpu_s": peer_s,
                 "ratio": ratio,
+                "yard_s": yardstick(),
             }
         )
         versus = "" if ratio is None else f"   {peer} {peer_s:8.2f} s   {ratio:6.1f}x"
@@ -148,8 +149,10 @@ def main() -> None:
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(bench.rows, indent=2) + "\n", encoding="utf-8")
     if not arguments.no_history:
-        figures = {f"{row['what']} · {row['policy']} · {row['jobs']:,}": row["cpu_s"] for row in bench.rows}
-        print("\n".join(add(figures)))
+        measured = {
+            f"{row['what']} · {row['policy']} · {row['jobs']:,}": (row["cpu_s"], row["yard_s"]) for row in bench.rows
+        }
+        print("\n".join(add(measured)))
 
 
 if __name__ == "__main__":

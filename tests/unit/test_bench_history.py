@@ -17,25 +17,26 @@ def history(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     sys.modules.pop("history", None)
     import history
 
-    monkeypatch.setattr(history, "yardstick", lambda: 0.5)
     monkeypatch.setattr(history, "commit", lambda: "abc1234+")
     return history
 
 
 def test_runs_are_kept_as_ratios_to_the_yardstick(history: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
-    assert history.add({"a": 1.0, "b": 0.2}, path) == ["nothing got slower (0 of 2 figures were measured before)"]
-    assert history.add({"a": 1.2}, path) == ["nothing got slower (1 of 1 figures were measured before)"]
+    assert history.add({"a": (1.0, 0.5), "b": (0.2, 0.25)}, path) == [
+        "nothing got slower (0 of 2 figures were measured before)"
+    ]
+    assert history.add({"a": (1.2, 0.5)}, path) == ["nothing got slower (1 of 1 figures were measured before)"]
     first, second = history.read(path)
-    assert first["ratios"] == {"a": 2.0, "b": 0.4}
+    assert first["ratios"] == {"a": 2.0, "b": 0.8}
     assert second["ratios"] == {"a": 2.4}
-    assert (first["commit"], first["yard_s"]) == ("abc1234+", 0.5)
+    assert (first["commit"], first["yard_s"]) == ("abc1234+", 0.375)
 
 
 def test_a_figure_beyond_chance_is_named_with_the_worst_first(history: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
-    history.add({"a": 1.0, "b": 1.0, "c": 1.0}, path)
-    assert history.add({"a": 1.3, "b": 2.0, "c": 1.25}, path) == [
+    history.add({name: (1.0, 0.5) for name in "abc"}, path)
+    assert history.add({"a": (1.3, 0.5), "b": (2.0, 0.5), "c": (2.5, 1.0)}, path) == [
         "slower, 2.00 times the median of the last runs: b",
         "slower, 1.30 times the median of the last runs: a",
     ]

@@ -297,6 +297,7 @@ class Simulation:
             rows = [job for _, job in begin.future]
         submits.append(math.inf)
         outages = self._outages()
+        outage_s, nobody = outages.next_s(), list[int]()
         clockwork = Clockwork.of(
             self.policy,
             self.settings.interval_s,
@@ -327,7 +328,8 @@ class Simulation:
                 alarm = due_at(self.now_s, wake, may_preempt, state.waiting, len(state.placements), unseen)
             if outages.endless and now == alarm == math.inf and not (state.placements or state.down):
                 self._stuck()
-            now = min(now, outages.next_s())
+            if outage_s < now:
+                now = outage_s
             if alarm < now:
                 now = alarm
             if now > horizon_s or (now == math.inf and begin is not None):
@@ -344,7 +346,10 @@ class Simulation:
             first = arriving
             while submits[arriving] <= now:
                 arriving += 1
-            down, up = outages.pop(now)
+            down, up = nobody, nobody
+            if outage_s <= now:
+                down, up = outages.pop(now)
+                outage_s = outages.next_s()
             arrived = rows[first:arriving]
             engine.take_in(now, finished=finished, down=down, up=up, arrived=arrived)
             for job in arrived:
