@@ -466,6 +466,8 @@ def _patch_body(request: Request) -> Any:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # as in the real one: else what follows the headers waits 40 ms for the client
+    wbufsize = -1
     fake: FakeApi
 
     def _handle(self) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+import marshal
 import random
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,14 @@ from fake_kubernetes.errors import (
 from fake_kubernetes.kinds import BY_PATH, Kind
 
 Item = dict[str, Any]
+JOB_NAME = "volcano.sh/job-name"
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
+
+
+def copied(item: Item) -> Item:
+    """All of it anew. Objects are what JSON knows, and ten times as fast copied so as by `deepcopy`."""
+    found: Item = marshal.loads(marshal.dumps(item))
+    return found
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,8 @@ class Store:
         """Watches and lists of an older version are refused."""
         self.items: dict[Kind, dict[tuple[str, str], Item]] = {kind: {} for kind in BY_PATH.values()}
         self.history: list[Happened] = []
+        self.of_job: dict[tuple[str, str], dict[str, None]] = {}
+        """Names of pods by namespace and name of the Volcano Job on their label."""
 
     def stamp(self) -> str:
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.now()))
@@ -102,7 +111,7 @@ class Store:
 
     def create(self, kind: Kind, item: Item, *, dry: bool = False) -> Item:
         with self.changed:
-            item = deepcopy(item)
+            item = copied(item)
             about, namespace = item["metadata"], item["metadata"].get("namespace", "")
             if about.get("resourceVersion"):
                 raise refused(500, "resourceVersion should not be set on objects to be created")
@@ -143,7 +152,7 @@ class Store:
         """Change an object. change: from what it is to what it is to be. status: only its status, else all but that."""
         with self.changed:
             before = self.get(kind, namespace, name)
-            after = change(deepcopy(before))
+            after = change(copied(before))
             about, was = after.setdefault("metadata", {}), before["metadata"]
             if about.get("name") not in (None, name):
                 raise bad(f"the name of the object ({about['name']}) does not match the name on the URL ({name})")
@@ -154,12 +163,12 @@ class Store:
                 text = "Invalid value: 0: must be specified for an update"
                 raise invalid(kind.kind, kind.group, name, [("metadata.resourceVersion", "FieldValueInvalid", text)])
             if status:
-                after = {**deepcopy(before), "status": after.get("status") or {}}
+                after = {**copied(before), "status": after.get("status") or {}}
                 about = after["metadata"]
             elif "status" in kind.subresources:
                 after.pop("status", None)
                 if "status" in before:
-                    after["status"] = deepcopy(before["status"])
+                    after["status"] = copied(before["status"])
             if check:
                 check_change(kind, before, after)
             for field in ("uid", "creationTimestamp", "resourceVersion", "namespace", "generation"):
@@ -203,7 +212,7 @@ class Store:
                 wanted, found = (options.get("preconditions") or {}).get(field), before["metadata"][field]
                 if wanted not in (None, found):
                     raise precondition(name, kind.group, kind.kind, called, wanted, found)
-            after = deepcopy(before)
+            after = copied(before)
             about = after["metadata"]
             grace = 0
             if kind.kind == "Pod":
@@ -239,7 +248,7 @@ class Store:
         for pod in list(self.items[pods].values()):
             owners = pod["metadata"].get("ownerReferences") or ()
             if any(one.get("uid") == uid for one in owners):
-                after = deepcopy(pod)
+                after = copied(pod)
                 del after["metadata"]["ownerReferences"]
                 left = [one for one in after["metadata"].pop("finalizers", ()) if not one.startswith("batch.")]
                 if left:
@@ -260,16 +269,32 @@ class Store:
         self.version += 1
         after["metadata"]["resourceVersion"] = str(self.version)
         self.items[kind][_key(after)] = after
+        if kind.kind == "Pod":
+            self._labelled(before, after)
         self._tell(Happened(self.version, kind, before, after))
         return after
 
     def _drop(self, kind: Kind, item: Item) -> Item:
         self.version += 1
-        last = deepcopy(item)
+        last = copied(item)
         last["metadata"]["resourceVersion"] = str(self.version)
         self.items[kind].pop(_key(item), None)
+        if kind.kind == "Pod":
+            self._labelled(item, None)
         self._tell(Happened(self.version, kind, last, None))
         return last
+
+    def _labelled(self, before: Item | None, after: Item | None) -> None:
+        was, now = _job_of(before), _job_of(after)
+        if was == now:
+            return
+        if was is not None and before is not None:
+            pods = self.of_job.get(was, {})
+            pods.pop(before["metadata"]["name"], None)
+            if not pods:
+                self.of_job.pop(was, None)
+        if now is not None and after is not None:
+            self.of_job.setdefault(now, {})[after["metadata"]["name"]] = None
 
     def _tell(self, one: Happened) -> None:
         self.history.append(one)
@@ -278,6 +303,11 @@ class Store:
 
 def _key(item: Mapping[str, Any]) -> tuple[str, str]:
     return item["metadata"].get("namespace", ""), item["metadata"]["name"]
+
+
+def _job_of(pod: Item | None) -> tuple[str, str] | None:
+    name = None if pod is None else (pod["metadata"].get("labels") or {}).get(JOB_NAME)
+    return None if pod is None or name is None else (pod["metadata"].get("namespace", ""), name)
 
 
 # -- what the server adds ------------------------------------------------------------------------------------------

@@ -154,11 +154,10 @@ class Volcano:
         return f"{job['metadata']['name']}-{job['metadata']['uid']}"
 
     def _pods(self, namespace: str, name: str, task: str) -> Iterable[Item]:
-        for pod in list(self.store.items[POD].values()):
-            labels = pod["metadata"].get("labels") or {}
-            mine = labels.get("volcano.sh/job-name"), labels.get("volcano.sh/task-spec")
-            if pod["metadata"]["namespace"] == namespace and mine == (name, task):
-                yield pod
+        for pod in list(self.store.of_job.get((namespace, name), ())):
+            found = self.store.items[POD][namespace, pod]
+            if found["metadata"]["labels"].get("volcano.sh/task-spec") == task:
+                yield found
 
     def _pod(self, job: Item, task: Item, index: int) -> Item:
         about, template = job["metadata"], deepcopy(task["template"])

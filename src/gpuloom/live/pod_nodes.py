@@ -58,6 +58,9 @@ class PodOptions:
     gpu_resources: tuple[str, ...] = ()
 
 
+_Facts = tuple[NodeSeen, list[PodSeen], set[int], NodeRecord | None]
+
+
 class PodNodes:
     """`lead`, `open` it with a scheduler that has not started, then `start`, `stop` and `close`."""
 
@@ -101,6 +104,8 @@ class PodNodes:
         self._ports: dict[str, PodNode] = {}
         self._records: dict[str, NodeRecord] = {}
         self._away: dict[str, str] = {}
+        self._settled: dict[str, _Facts] = {}
+        """What the last look at a node went by, if there was nothing to say."""
 
     def lead(self, *, waits: bool, say: Callable[[str], None], on_lost: Callable[[], None]) -> None:
         """Be the one scheduler that acts for this home and namespace, before anything of the home is read.
@@ -207,8 +212,15 @@ class PodNodes:
         for attempt in list(self._scheduler.book.attempts.values()):
             for name, gpus in attempt.allocation:
                 held.setdefault(name, set()).update(gpus)
+        book, settled = self._scheduler.book.nodes, self._settled
         for name, node in seen.items():
-            self._there(node, used.get(name, ()), held.get(name, frozenset()))
+            facts = (node, used.get(name, []), held.get(name, set()), book.get(name))
+            if settled.get(name) == facts:
+                continue
+            if self._there(*facts):
+                settled.pop(name, None)
+            else:
+                settled[name] = facts
         known = {
             name
             for name, record in list(self._scheduler.book.nodes.items())
@@ -216,37 +228,46 @@ class PodNodes:
         }
         for name in (self._ports.keys() | known) - seen.keys():
             self._ports.pop(name, None)
+            self._settled.pop(name, None)
             self._records.pop(name, None)
             self._away.pop(name, None)
             self.pods.give_up(name)
             self._joining.lost(name, _GONE)
 
-    def _there(self, node: NodeSeen, others: Iterable[PodSeen], held: Set[int]) -> None:
-        """held: GPUs that jobs of ours have there."""
+    def _there(self, node: NodeSeen, others: list[PodSeen], held: set[int], known: NodeRecord | None) -> bool:
+        """Say what of a node is new. False: nothing is.
+
+        held: GPUs that jobs of ours have there. known: what the scheduler has of it.
+        """
         name, before = node.name, self._records.get(node.name)
-        record = _record(node, self._states(node, others, held))
+        record = _record(node, self._states(node, others, held, known))
+        told = True
         if before is None or _frame(before) != _frame(record):
             port = self._ports.get(name) or PodNode(name, self.pods)
             self._ports[name] = port
             self.pods.back(name)
             self._joining.joined(port, record, ())
-        elif (known := self._scheduler.book.nodes.get(name)) is not None and len(known.gpus) == len(record.gpus):
+        elif known is None or len(known.gpus) != len(record.gpus):
+            told = False
+        else:
             now_s = self._scheduler.clock.now()
             changed = [
                 replace(gpu, since_s=now_s)
                 for gpu, was in zip(record.gpus, known.gpus, strict=True)
                 if (gpu.state, gpu.reason) != (was.state, was.reason)
             ]
+            told = bool(changed)
             if changed:
                 self._scheduler.sampled(name, {}, changed, [])
         self._records[name] = record
         why = self._why_away(node)
         if why != self._away.get(name, ""):
-            self._away[name] = why
+            self._away[name], told = why, True
             if why:
                 self._joining.cut(name, why)
             else:
                 self._joining.back(name)
+        return told
 
     def _why_away(self, node: NodeSeen) -> str:
         borne = (*self._tolerated, Toleration(node.resource, "Exists", "", ""))
@@ -255,9 +276,10 @@ class PodNodes:
             return node.away
         return f"tainted {kept[0]}: a pod template with that toleration lets jobs go there (gpuloom up --pod-template)"
 
-    def _states(self, node: NodeSeen, others: Iterable[PodSeen], held: Set[int]) -> Mapping[int, tuple[GpuState, str]]:
+    def _states(
+        self, node: NodeSeen, others: Iterable[PodSeen], held: Set[int], known: NodeRecord | None
+    ) -> Mapping[int, tuple[GpuState, str]]:
         """GPUs that can't be had, and why. Which of them it is nobody knows, so it is those that no job of ours has."""
-        known = self._scheduler.book.nodes.get(node.name)
         marked = {gpu.index for gpu in known.gpus if gpu.state is not GpuState.OK} if known is not None else set()
         spare = sorted(set(range(node.whole)) - held, key=lambda index: (index not in marked, -index))
         why = [(GpuState.UNHEALTHY, f"the node offers {node.gpus} of its {node.whole} GPUs")] * (node.whole - node.gpus)
