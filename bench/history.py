@@ -4,7 +4,7 @@
     commit   of git, with + behind it if files had changed
     python   version
     yard_s   CPU seconds of the yardstick, a fixed piece of work in Python and NumPy: the median of the run
-    ratios   by figure ("growth, load 0.9 of 512 GPUs · srtf · 1,000"): CPU seconds over those of the yardstick beside it
+    ratios   by figure ("growth, load 0.9 of 512 GPUs · srtf · 1,000"): its CPU seconds over the yardstick beside it
 
 So machines of different speed, and one whose speed changes, are roughly comparable; nothing that names one is kept.
 """

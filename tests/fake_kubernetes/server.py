@@ -520,6 +520,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
+        self.wfile.flush()  # nothing may happen for a while
         for event in events:
             if event is not None:
                 self._chunk(json.dumps(event).encode() + b"\n")

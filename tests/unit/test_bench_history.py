@@ -35,7 +35,7 @@ def test_runs_are_kept_as_ratios_to_the_yardstick(history: ModuleType, tmp_path:
 
 def test_a_figure_beyond_chance_is_named_with_the_worst_first(history: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
-    history.add({name: (1.0, 0.5) for name in "abc"}, path)
+    history.add(dict.fromkeys("abc", (1.0, 0.5)), path)
     assert history.add({"a": (1.3, 0.5), "b": (2.0, 0.5), "c": (2.5, 1.0)}, path) == [
         "slower, 2.00 times the median of the last runs: b",
         "slower, 1.30 times the median of the last runs: a",
