@@ -6,7 +6,9 @@ The API server is the fake one of the tests, in a process of its own beside Volc
 what they are given at once. It shares the machine with the scheduler and is no faster than it is: `cpu_ms_per_job` is
 what the scheduler itself takes. `placements_per_s`: jobs from the first pin of a pod to the last one, all submitted at
 once. `end_to_start_s`: on a full cluster, from the end of a pod to the pin of the pod of the job that gets its GPU.
-`decision_to_write_ms`: from a cancellation to the deletion that ends the pod, median and 99th percentile.
+`decision_to_write_ms`: from a cancellation to the deletion that ends the pod, median and worst of 50.
+`resize_to_patch_ms`: on a cluster of that size where one GPU after another becomes free, from the decision that an
+elastic job grows (its event `attempt.stopping`) to the patch of its Job, median and worst of 20.
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ class Engine:
         self.seen = api.store.version
         self.pinned: dict[str, float] = {}
         self.ended: dict[str, float] = {}
+        self.patched: dict[str, list[float]] = {}
+        """By job, when its Job's size was changed."""
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.run, daemon=True)
 
@@ -60,6 +64,8 @@ class Engine:
                 self.seen = self.store.version
             for one in jobs:
                 about = (one.after or one.before)["metadata"]
+                if one.before and one.after and size(one.before) != size(one.after):
+                    self.patched.setdefault(about["labels"]["gpuloom.io/job"], []).append(time.time())
                 with self.store.changed:
                     there = self.store.items[self.job].get((about["namespace"], about["name"]))
                     if there is not None and "deletionTimestamp" not in there["metadata"]:
@@ -127,6 +133,10 @@ class Engine:
         return time.time()
 
 
+def size(job: Any) -> int:
+    return sum(task["replicas"] for task in job["spec"]["tasks"])
+
+
 def serve(there: Connection, folder: Path, nodes: int, pods: int) -> None:
     """The cluster; then does what it is told."""
     from fake_kubernetes.cluster import Cluster, pod
@@ -145,7 +155,12 @@ def serve(there: Connection, folder: Path, nodes: int, pods: int) -> None:
         there.send("ready")
         while (asks := there.recv()) is not None:
             what, *rest = asks
-            there.send(engine.finish_job(*rest) if what == "finish" else getattr(engine, what))
+            if what == "finish":
+                there.send(engine.finish_job(*rest))
+            elif what == "free":
+                there.send(engine.finish("default", *rest, 0))
+            else:
+                there.send(getattr(engine, what))
         engine.over.set()
 
 
@@ -177,21 +192,51 @@ def until(here: Connection, what: str, wanted: set[str]) -> dict[str, float]:
     return {job: found[job] for job in wanted}
 
 
+@contextmanager
+def scheduler_of(folder: Path, *more: str) -> Iterator[int]:
+    """Its process."""
+    words = ["up", "--executor", "kubernetes", "--image", "train:1", "--port", "0", "--detach", "--json", *more]
+    env = {**os.environ, "GPULOOM_HOME": str(folder / "home"), "KUBECONFIG": str(folder / "kubeconfig")}
+    ready = subprocess.run([*PROGRAM, *words], env=env, capture_output=True, text=True, check=True).stdout
+    try:
+        yield int(json.loads(ready)["pid"])
+    finally:
+        subprocess.run([*PROGRAM, "down"], env=env, capture_output=True, check=True)
+
+
 def measured(nodes: int, pods: int, jobs: int) -> dict[str, Any]:
     from gpuloom.client import Client
 
     with tempfile.TemporaryDirectory() as name, cluster_of(Path(name), nodes, pods) as here:
         folder, begun = Path(name), time.perf_counter()
-        words = ["up", "--executor", "kubernetes", "--image", "train:1", "--port", "0", "--detach", "--json"]
-        env = {**os.environ, "GPULOOM_HOME": str(folder / "home"), "KUBECONFIG": str(folder / "kubeconfig")}
-        ready = subprocess.run([*PROGRAM, *words], env=env, capture_output=True, text=True, check=True).stdout
-        ready_s = time.perf_counter() - begun
-        pid = int(json.loads(ready)["pid"])
-        try:
+        with scheduler_of(folder) as pid:
+            ready_s = time.perf_counter() - begun
             found = loaded(here, Client(home=folder / "home"), pid, nodes, pods, jobs, begun)
-        finally:
-            subprocess.run([*PROGRAM, "down"], env=env, capture_output=True, check=True)
+    found["resize_to_patch_ms"] = resizes(nodes, 20)
     return {"nodes": nodes, "pods": pods, "jobs": jobs, "ready_s": round(ready_s, 2), **found}
+
+
+def resizes(nodes: int, times: int) -> list[float]:
+    """Milliseconds, median and worst."""
+    from gpuloom.client import Client
+
+    with tempfile.TemporaryDirectory() as name, cluster_of(Path(name), nodes, 8 * nodes - 1) as here:
+        folder = Path(name)
+        with scheduler_of(folder, "--policy", "elastic-goodput", "--interval", "1s") as _:
+            client = Client(home=folder / "home")
+            client.submit([{"command": ["torchrun", "train.py"], "elastic": f"1-{times + 1}"}])
+            until(here, "pinned", {"1"})
+            for index in range(times):
+                asked(here, "free", f"other-{index}")
+                begun = time.monotonic()
+                while len(asked(here, "patched").get("1", ())) <= index:
+                    if time.monotonic() - begun > SLOW_S:
+                        raise SystemExit(f"the elastic job was not resized in {SLOW_S:.0f} s")
+                    time.sleep(0.05)
+            decided = [one["at_s"] for one in client.events(job=1) if one["type"] == "attempt.stopping"]
+            client.close()
+        took = sorted(1000.0 * (at - then) for then, at in zip(decided, asked(here, "patched")["1"], strict=True))
+    return [round(took[len(took) // 2], 1), round(took[-1], 1)]
 
 
 def loaded(here: Connection, client: Any, pid: int, nodes: int, pods: int, jobs: int, begun: float) -> dict[str, Any]:
