@@ -250,9 +250,12 @@ def test_wait_returns_when_all_have_ended(client: Client, api: Api) -> None:
     for job in (1, 2):
         api.service.run(job)
     api.service.finish(1)
-    threading.Timer(0.1, api.service.finish, (2, 3)).start()
-    threading.Timer(0.2, client.cancel, ([3],)).start()
+    timers = [threading.Timer(0.1, api.service.finish, (2, 3)), threading.Timer(0.2, client.cancel, ([3],))]
+    for timer in timers:
+        timer.start()
     assert [job["state"] for job in client.wait([3, 1, 2, 2])] == ["cancelled", "finished", "failed", "failed"]
+    for timer in timers:
+        timer.join()  # the cancel's answer may come after its event: the client must not be closed before
 
 
 def test_wait_keeps_its_time(client: Client) -> None:
@@ -530,8 +533,10 @@ def test_where_the_scheduler_is_looked_for(api: Api, tmp_path: Path, monkeypatch
 def test_a_scheduler_that_was_there_is_waited_for(api: Api, client: Client) -> None:
     client.submit(JOB)
     api.stop()
-    threading.Timer(0.3, api.start).start()
+    starts = threading.Timer(0.3, api.start)
+    starts.start()
     assert client.job(1)["state"] == "queued"
+    starts.join()
     assert client.hold([1])[0]["state"] == "held"
     api.stop()
     try:
