@@ -194,6 +194,11 @@ def test_who_does_not_fit_into_the_nodes_memory_has_its_notice(tmp_path: Path, m
         memory.mib = 6500.0  # for one of them alone
         with pytest.raises(ConflictError, match=r"6,000 MiB on its GPUs, and node .* has 6,500 MiB of memory left"):
             live.service.suspend([longer])
+        scene, book = live.scheduler.planning.scene, live.scheduler.book
+        assert [scene.stays(book.jobs[job]) for job in (long, longer)] == [True, False]
+        memory.mib = 8500.0
+        assert [scene.stays(book.jobs[job]) for job in (long, longer)] == [True, True]
+        memory.mib = 6500.0
         live.submit(2, estimate=10)
         live.until(lambda: live.state(long, longer) == ["frozen", "queued"])
         (time_away,) = [one for one in live.service.show(longer)["suspensions"] if not one["rehearsal"]]

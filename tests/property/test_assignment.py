@@ -165,3 +165,12 @@ def test_one_by_one_and_as_arrays_the_result_is_the_same_to_the_bit(problem: tup
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(assignment, "_FEW", -1)
         assert found() == one_by_one
+
+
+def test_of_many_jobs_whoever_loses_most_elsewhere_goes_first() -> None:
+    """More jobs than the small solver takes; job 0 has a model that is nearly as good, job 1 has not."""
+    worth = np.zeros((assignment._FEW + 8, 3))
+    worth[0], worth[1] = [10.0, 9.0, 1.0], [10.0, 5.0, 4.0]
+    found = assign(worth, np.ones(len(worth)), np.array([1.0, 1.0, 1.0]), np.zeros(3))
+    assert found[:2].tolist() == [1, 0]
+    assert (found[2:] == NOWHERE).all()

@@ -309,6 +309,20 @@ def test_runs_of_an_earlier_runner(
     assert made.take() == [(text, Cause.NONE)]
 
 
+def test_who_can_not_be_told_from_another_is_let_go_of(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hidden(number: int) -> procs.Process | None:
+        raise OSError(errno.EACCES, "hidden")
+
+    closed: list[int] = []
+    made.run.boot, made.run.pid = "boot", 31
+    monkeypatch.setattr(os, "pidfd_open", lambda number: 9, raising=False)
+    monkeypatch.setattr(procs, "process", hidden)
+    monkeypatch.setattr(keeper.os, "close", closed.append)
+    with pytest.raises(OSError, match="hidden"):
+        made.keeper._watch_adopted(made.run)
+    assert (closed, made.take()) == ([9], [])
+
+
 def test_a_process_that_can_not_be_looked_at_now_is_looked_at_later(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:

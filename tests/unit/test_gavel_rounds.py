@@ -169,6 +169,20 @@ def test_large_jobs_are_placed_first_and_what_is_left_is_filled() -> None:
     assert it.state.placements[1].masks == (3,)
 
 
+def test_who_finds_no_whole_node_elsewhere_stays_where_it_is() -> None:
+    """Of two nodes of three GPUs one is left on each: two GPUs by number, and no room for a job of two."""
+    rows = [(0.0, 1e6, 2)] * 3
+    workload = jobs(rows, speeds=Speeds(("A", "B"), np.ones((3, 2))))
+    it = Bench(workload, parse_cluster("2x3:A,1x2:B"), ROUND)
+    for job in range(3):
+        it.state.submit(job, 0.0)
+    made = Rounds(it.engine.snapshot, it.engine.memory, Terms.of(it.policy.values))
+    assert [made.take(job, pool) is not None for job, pool in ((0, 0), (1, 0), (2, 1))] == [True] * 3
+    before = dict(made.where)
+    decision = made._assign_round(it.engine.snapshot, [(0, 0), (1, 0), (2, 0), (2, 1)])
+    assert (dict(decision.run), list(decision.wait), made.where) == ({}, [], before)
+
+
 # -- packed ----------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -67,6 +68,17 @@ def test_two_share_the_fast_gpu_where_that_is_worth_more_than_the_slow_one() -> 
         [Chosen(0, (0,))],
         [Chosen(0, (1,))],
     )
+
+
+@pytest.mark.parametrize(("gpu_mib", "share"), [(3000.0, True), (2999.0, False)])
+def test_two_share_a_gpu_into_which_both_just_fit(gpu_mib: float, share: bool) -> None:
+    workload = replace(paired("ab", {("V100", "a", "b"): (0.9, 0.6)}), gpu_memory_mib=np.array([1000.0, 2000.0]))
+    times = GroupTimes(workload, Interleaving())
+    pairing, profile = Pairing(times, MODELS, gpu_mib), np.array(times.of_job, dtype=np.intp)
+    nobody, none = np.full(2, -1, dtype=np.intp), np.zeros(2)
+    speed = np.array([[1.0, 0.25]] * 2)
+    found = pairing.choose(profile, np.ones(2), speed, np.ones(2), np.ones(2), none, nobody, nobody, own=False)
+    assert (found == [Chosen(0, (0, 1))]) is share
 
 
 def test_who_runs_stays_where_a_start_costs_more_than_it_brings() -> None:

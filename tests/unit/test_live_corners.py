@@ -24,10 +24,11 @@ from gpuloom.core.job import Attempt, Phase
 from gpuloom.core.spec import OnPreempt
 from gpuloom.core.usage import RunUsage
 from gpuloom.live.dispatch.dispatch import FREEZE_S, SUSPEND_S, Dispatch
+from gpuloom.live.planning.world import Placed, World
 from gpuloom.live.sights import Sights
 from gpuloom.live.submission.submitting import _digest, _grouped
 from gpuloom.live.views.jobs import event_view
-from live_builders import spec
+from live_builders import living, spec
 from until import until
 
 
@@ -79,6 +80,11 @@ def test_the_newest_look_at_a_node_is_what_is_shown_until_it_is_gone(tmp_path: P
         assert sights.of("a").sample is None
     finally:
         machine.stop()
+
+
+def test_this_machine_is_looked_at_from_the_start(tmp_path: Path) -> None:
+    with living(tmp_path / "home") as live:
+        live.until(lambda: live.parts.sights.of(live.scheduler.here).sample is not None)
 
 
 def test_the_rates_of_a_gang_are_those_of_its_members_together() -> None:
@@ -141,3 +147,13 @@ def test_a_check_of_the_machine_that_fails_is_told_until_one_works(
         until(lambda: not machine.problem, "the problem to be over")
     finally:
         machine.stop()
+
+
+@pytest.mark.parametrize(("there", "taken", "told"), [(True, False, True), (True, True, False), (False, False, False)])
+def test_of_the_ended_those_whose_gpus_are_there_and_nobody_else_s_are_told_as_ends(
+    there: bool, taken: bool, told: bool
+) -> None:
+    gpus = Placed((("a", (0,)),), 0.0, 10.0, 1.0)
+    fleet = SimpleNamespace(placement=lambda found: found if there else None)
+    world: Any = SimpleNamespace(fleet=fleet)
+    assert (World._whole(world, {1: gpus}, {2: gpus} if taken else {}) == {1: gpus}) is told

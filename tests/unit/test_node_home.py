@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,7 @@ def test_tokens_are_made_listed_and_revoked(tmp_path: Path) -> None:
     assert gpuloom("tokens", *head).stdout == "no tokens: `gpuloom node token` makes one\n"
     made = json.loads(gpuloom("token", "--lasts", "1h", "--note", "rack 7", "--json", *head).stdout)
     assert made["url"] == "https://HEAD:7411"
+    assert made["expires_s"] == pytest.approx(time.time() + 3600.0, abs=600.0)
     assert (made["fingerprint"], made["token"][:13], len(made["token"])) == ("", f"glt_{made['id']}_", 13 + 43)
     done = gpuloom("token", *head)
     assert done.stdout.startswith("glt_")

@@ -238,8 +238,6 @@ class GpuAllocator:
         if not jobs:
             return False
         if self._settled(jobs, shift=shift):
-            if shift:
-                self._gather_all(snapshot, jobs, quiet_s)
             return not shift or bool(lending.reclaimed)
         options, present = self._options, self._present(jobs)
         worth, ratio, pays_s = self._worth(snapshot, jobs, quiet_s)
@@ -268,7 +266,8 @@ class GpuAllocator:
 
     def _settled(self, jobs: list[int], *, shift: bool) -> bool:
         """Whether it is plain that nobody can get other GPUs, nor ever will while all have what they have: there is one
-        model, nothing is free, nobody who may shrink does not, and nobody is faster on as few GPUs or fewer."""
+        model, nothing is free (so that nobody can come together on fewer nodes, either), nobody who may shrink does
+        not, and nobody is faster on as few GPUs or fewer."""
         lending = self.lending
         if self._options.models > 1 or any(lending.free):
             return False
