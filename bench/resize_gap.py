@@ -1,6 +1,6 @@
 """How long a PyTorch DDP job stands still when it is resized, by its number of processes.
 
-    python bench/resize_gap.py --python build/training/bin/python [--launcher torchrun] [--policy weave] [--rounds 2]
+    python bench/resize_gap.py --python build/training/bin/python [--launcher torchrun] [--apart] [--policy weave]
 
 A scheduler of its own on three CPU slots trains `examples/training/train_ddp.py` (gloo), and other jobs come and go, so
 that it has 1, 2, 3, 2 and 1 processes in turn. Of each resize: from its last step before to its first one after
@@ -104,6 +104,7 @@ def main() -> None:
     parser.add_argument("--policy", default="elastic-goodput")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--nice", type=int, default=0, help="of the job's processes, on a busy machine (-19: first)")
+    parser.add_argument("--apart", action="store_true", help="each rank imports PyTorch by itself")
     given = parser.parse_args()
     load = [os.getloadavg()[0]]
     with tempfile.TemporaryDirectory() as place:
@@ -122,6 +123,7 @@ def main() -> None:
                     "command": ["torchrun", *before, str(SCRIPT), *options],
                     "launcher": given.launcher,
                     "elastic": "1-3",
+                    "env": {"GPULOOM_FORKS": "off"} if given.apart else {},
                 }
                 ((number,),) = client.submit([{**job, "venv": venv, "workdir": place}])
                 resized(client, number, fillers, given.rounds)
@@ -137,6 +139,7 @@ def main() -> None:
         "launcher": given.launcher,
         "policy": given.policy,
         "nice": given.nice,
+        "apart": given.apart,
         "load": load,
         "median_cost_s_by_processes": by_size,
     }

@@ -61,8 +61,12 @@ class File:
     """A file of ours, whole from its first moment."""
 
     def __init__(self, path: str, kind: int, size: int, *, lock: bool = False) -> None:
-        """Raises OSError: it can't be made; BlockingIOError: it is there, and another process writes to it."""
+        """lock: the path is not this process's alone.
+
+        Raises OSError: it can't be made; BlockingIOError, FileExistsError: another process has it, or has just made it.
+        """
         flags = os.O_RDWR | os.O_CLOEXEC
+        made = ""
         if lock and os.path.exists(path):
             self.fd = os.open(path, flags)
         else:
@@ -72,8 +76,9 @@ class File:
                 MAGIC, VERSION, kind, os.getpid(), os.getppid(), ROWS if kind == TRAINER else 0, time.time()
             )
             os.write(self.fd, header.ljust(size, b"\0"))
-            os.rename(made, path)
         try:
+            if made and not (lock and _linked(made, path)):
+                os.rename(made, path)
             if lock:
                 fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -88,6 +93,22 @@ class File:
         if (found.st_dev, found.st_ino) != self.same:
             raise OSError("the job has closed the record's file")
         os.pwrite(self.fd, data + CRC.pack(crc32(data)), at)
+
+
+def _linked(made: str, path: str) -> bool:
+    """Give the file its name, if no other has it. False: this file system knows no second names.
+
+    Raises FileExistsError: workers that begin at the same moment would take each other's file away by a rename.
+    """
+    try:
+        os.link(made, path)
+    except FileExistsError:
+        os.unlink(made)
+        raise
+    except OSError:
+        return False
+    os.unlink(made)
+    return True
 
 
 facts = Facts()

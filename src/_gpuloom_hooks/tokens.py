@@ -70,7 +70,7 @@ class Tokens:
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self.job = _number("GPULOOM_JOB_ID")
-        self.off = _number("RANK") > 0
+        self.off = False
         """Takes no part: another rank, or something has failed."""
         self.stack = []  # type: list[int]
         self.held = -1
@@ -280,6 +280,9 @@ class Tokens:
     def _sit(self) -> bool:
         """Take a seat at the page, if this is the job's first process to ask; whether it has one."""
         self.asks_at = self.iterations + SEAT_EVERY
+        if _number("RANK") > 0:  # not before now: a rank that was forked learns it after this was made
+            self.off = True
+            return False
         try:
             if not self._locked(os.path.join(os.environ.get("GPULOOM_RUN_DIR", self.folder), "turns")):
                 return False

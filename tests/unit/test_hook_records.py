@@ -158,6 +158,27 @@ def test_workers_add_up_and_one_in_the_place_of_another_goes_on(clock: Clock, tm
     assert hook_records._together([Load(1, 1.0, 2.0), Load(2, 3.0, 4.0)]) == Load(3, 4.0, 6.0)
 
 
+@pytest.mark.parametrize("links", [True, False])
+def test_workers_that_begin_at_the_same_moment_have_a_file_each(
+    links: bool, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: str) -> None:
+        raise PermissionError("no second names here")
+
+    with monkeypatch.context() as patched:
+        if not links:
+            patched.setattr(os, "link", none)
+        first = records.Load()
+        if links:  # the other one looked before this one had made its file
+            patched.setattr(os.path, "exists", lambda path: False)
+        second = records.Load()
+    first.add(30 * MS, 10 * MS, 0)
+    second.add(20 * MS, 0, 5 * MS)
+    there = sorted(path.name for path in tmp_path.iterdir())
+    assert there == [f"{os.getppid()}-{place}.load" for place in range(2)]
+    assert sum(os.fstat(one.file.fd).st_nlink for one in (first, second)) == 2
+
+
 def test_a_descriptor_that_the_job_closed_is_not_written_to(clock: Clock, tmp_path: Path) -> None:
     train(clock, 3)
     fd = records._file.fd

@@ -67,6 +67,16 @@ def test_each_interval_counts_its_exclusive_time(clock: Clock, rows: list[Any]) 
     assert line.iterations == 2
 
 
+def test_what_most_of_a_wait_was_for_is_what_the_next_one_is_for(clock: Clock, rows: list[Any]) -> None:
+    line = stages.thread()
+    for storage, cpu, load in ((4, 20, stages.CPU), (20, 4, stages.STORAGE)):
+        line.data_begins()
+        clock.now += 30
+        line.fetched(storage, cpu)
+        line.data_ends(True)
+        assert line.load == load
+
+
 def test_no_computing_follows_where_there_was_no_batch(clock: Clock, rows: list[Any]) -> None:
     line = stages.thread()
     line.data_begins()

@@ -283,8 +283,13 @@ def test_one_process_of_a_job_takes_turns(jobs: Jobs, monkeypatch: pytest.Monkey
     second.begin(GPU)
     assert second.seat == -1
     monkeypatch.setenv("RANK", "1")
-    assert Tokens(str(jobs.folder)).off
+    other = Tokens(str(jobs.folder))
+    other.begin(GPU)
+    assert (other.seat, other.off) == (-1, True)
     first.close()
+    other.begin(GPU)
+    assert other.seat == -1
+    monkeypatch.delenv("RANK")
     for _ in range(hook.SEAT_EVERY):
         second.iteration()
     second.begin(GPU)

@@ -67,7 +67,12 @@ def test_no_more_workers_than_there_are_cores_for() -> None:
 
 def test_sync_and_rest() -> None:
     synced = replace(BUSY, gpu_s=0.05, network_s=0.047, stages_s=(0.0, 0.001, 0.05, 0.06))
-    assert advice_of(synced).remedy is Remedy.SYNC
+    assert (advice_of(synced).remedy, advice_of(synced).saves) == (Remedy.SYNC, pytest.approx(0.235))
+    slower = replace(synced, iteration_s=0.2, network_s=0.1, gpu_s=0.1)
+    assert (advice_of(slower).saves, advice_of(slower).text[:27]) == (
+        pytest.approx(0.25),
+        "syncs gradients 50% of the ",
+    )
     idle = replace(BUSY, gpu_s=0.04, rest_s=0.059)
     assert advice_of(idle).remedy is Remedy.REST
     assert "59% of the time outside" in advice_of(idle).text

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -221,3 +223,19 @@ def test_the_log_of_a_node_process_is_rotated(home: NodeHome, monkeypatch: pytes
     assert older.stat().st_size == MOST_BYTES
     assert "no connection" in home.log.read_text()
     assert "leaving: it was told to (SIGTERM)" in home.log.read_text()
+
+
+def test_what_is_not_given_is_as_the_last_time() -> None:
+    before = {
+        "url": "http://127.0.0.1:7411", "token": TOKEN, "name": "a", "slots": 2, "slot_model": "x",
+        "address": "10.0.0.1", "lease_s": 60.0,
+    }  # fmt: skip
+    place: Any = SimpleNamespace(joined_with=lambda: dict(before))
+    assert join._settings(place, None, None, None, None, None, None, None) == before
+    given = ("http://127.0.0.1:7412", str(Token("89abcdef", "y" * 43)), "b", 3, "y", "10.0.0.2", 90.0)
+    assert join._settings(place, *given) == dict(zip(before, given, strict=True))
+    new: Any = SimpleNamespace(joined_with=dict)
+    plain = {"name": "", "slots": None, "slot_model": "CPU", "address": "", "lease_s": None}
+    assert join._settings(new, *given[:2], None, None, None, None, None) == {
+        "url": given[0], "token": given[1], **plain,
+    }  # fmt: skip

@@ -71,7 +71,7 @@ def test_to_look_at_a_policy_changes_nothing(written: str) -> None:
     found = simulate(workload, cluster, watched(load_policy(written), seen), interval_s=60.0)
     assert found.end_s.tolist() == simulate(workload, cluster, load_policy(written), interval_s=60.0).end_s.tolist()
     assert len(seen) > 20
-    names = {str(n) for n in range(len(workload))}
+    names, on = {str(n) for n in range(len(workload))}, set[str]()
     for _, state in seen:
         text = json.dumps(state_view(state))  # JSON, with no number that is none
         assert "NaN" not in text
@@ -79,6 +79,9 @@ def test_to_look_at_a_policy_changes_nothing(written: str) -> None:
         if isinstance(state, HlasState | LevelsState | SharesState):
             assert {one.job for one in state.jobs} <= names
             assert len({one.job for one in state.jobs}) == len(state.jobs)
+        if isinstance(state, SharesState):
+            on.update(one.on for one in state.jobs)
+    assert on in (set(), {"V100", "K80", ""})  # of the one kind of state that tells where jobs run
 
 
 def test_which_policy_has_which_state() -> None:

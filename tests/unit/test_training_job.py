@@ -336,6 +336,14 @@ def test_steps_saves_now_and_then_at_the_end_and_on_notice(
 # -- the example ----------------------------------------------------------------------------------------------------
 
 
+def test_a_notice_is_heard_before_the_work_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(job, "should_stop", lambda: calls.append("looks"))
+    monkeypatch.setattr(job, "progress", lambda *_: calls.append("reports"))
+    next(job.steps(2, save=lambda step: None))
+    assert calls == ["looks", "reports", "looks"]
+
+
 def test_where_the_work_begins_is_reported_before_the_first_step(report: Path) -> None:
     for step in job.steps(100, start=40, save=lambda step: None):
         told = json.loads(report.read_text())

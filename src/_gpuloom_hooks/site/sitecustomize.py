@@ -48,6 +48,10 @@ def enter(own: str) -> None:
         with suppress(Exception):  # the job runs on; gpuloom sees that there is no record
             load(os.path.dirname(own))
     chain(own)
+    if NAME in sys.modules and os.environ.get("GPULOOM_FORKS", "off") != "off":
+        from _gpuloom_hooks import forking  # once all is as the script is to find it
+
+        forking.serve()
 
 
 if __name__ == "sitecustomize":

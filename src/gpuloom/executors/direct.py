@@ -10,6 +10,8 @@ names of the variables:
 - horovod: what horovodrun gives its processes (horovod/runner/gloo_run.py), and its rendezvous, which is served here.
 - tensorflow: TF_CONFIG (tensorflow.org/guide/distributed_training, "TF_CONFIG"), for parameter servers too.
 
+Of several PyTorch processes with gpuloom's hooks the first imports PyTorch and forks the others, where it can.
+
 Each process is in a session of its own, so that a signal reaches it once: it comes here, and is passed on. When one
 fails, the others are ended, and its exit code (or the signal that killed it) is the result; which one it was is left
 in a file (`failed.json`). Of an elastic job the others are given notice first: it goes on with them. After a notice
@@ -23,7 +25,9 @@ from __future__ import annotations
 import json
 import os
 import resource
+import select
 import signal
+import socket
 import sys
 import time
 
@@ -41,6 +45,17 @@ CANT_RUN = 127
 TORCH, HOROVOD, TENSORFLOW = "torch", "horovod", "tensorflow"
 FIRST_MORE_PORT, MORE_PORTS, PORTS_EACH = 27_000, 5_000, 16
 """Of further processes on a node that listen: 27000 to 31999, above the port at which processes of a job meet."""
+FORKS = "GPULOOM_FORKS"
+"""Of the first process: the socket on which it is asked to fork the others once it has imported PyTorch
+(_gpuloom_hooks/forking.py). "off", set by the user: they are all started alike."""
+HEARD_S = 3.0
+"""Who has not said by then that it will is not waited for."""
+NO_FORKS = ("GPULOOM_SHARE_DIR", "LD_PRELOAD")
+"""Variables of what has a state of its own in a process before its script begins."""
+PLAIN_FLAGS = ("-u", "-B", "-O", "-OO")
+"""Of Python: with others hooks may not be there."""
+SUBREAPER = 36
+"""PR_SET_CHILD_SUBREAPER."""
 FAILED_FILE = "failed.json"
 """Beside the notice file: {rank, others_code}, what executors/port.py: RunExit has of it."""
 
@@ -262,16 +277,45 @@ class Direct:
         common = {}
         if self.asked.kind != TENSORFLOW:
             common = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **({"OMP_NUM_THREADS": "1"} if len(each) > 1 else {})}
-        for local_rank, own in enumerate(each):
-            env = {**common, **os.environ, **own}
-            try:
-                pid = os.posix_spawnp(self.command[0], self.command, env, setsid=True, setsigmask=(), setsigdef=IGNORED)
-            except OSError as error:
-                say(f"can't run {self.command[0]!r}: {error.strerror}")
-                self.end_others()
-                return False
-            self.running[pid] = local_rank
+        envs = [{**common, **os.environ, **own} for own in each]
+        try:
+            if may_fork(self.asked, self.command, envs):
+                self.fork(envs)
+            for local_rank, env in enumerate(envs):
+                if local_rank not in self.running.values():
+                    self.running[self.spawned(env)] = local_rank
+        except OSError as error:
+            say(f"can't run {self.command[0]!r}: {error.strerror}")
+            self.end_others()
+            return False
         return True
+
+    def spawned(self, env: dict[str, str]) -> int:
+        """The pid of a process. Raises OSError: it can't be started."""
+        return os.posix_spawnp(self.command[0], self.command, env, setsid=True, setsigmask=(), setsigdef=IGNORED)
+
+    def fork(self, envs: Sequence[dict[str, str]]) -> None:
+        """Start the first, and have it fork the others if it can: those that it has forked run then.
+
+        Raises OSError: the first can't be started.
+        """
+        ours, its = socket.socketpair()
+        with ours:
+            with its:
+                its.set_inheritable(True)
+                self.running[self.spawned({**envs[0], FORKS: str(its.fileno())})] = 0
+            lines = Lines(ours)
+            try:
+                if lines.next(HEARD_S) != "begun" or lines.next() != "ready" or not reaps():
+                    return
+                differs = {rank: dict(set(env.items()) - set(envs[0].items())) for rank, env in enumerate(envs) if rank}
+                ours.sendall(json.dumps(differs).encode() + b"\n")
+                lines.whole = True
+                while (line := lines.next()) is not None:
+                    local_rank, pid = line.split()
+                    self.running[int(pid)] = int(local_rank)
+            except OSError:
+                return  # it has ended
 
     def wait(self) -> None:
         """Until all have ended, passing signals on."""
@@ -360,6 +404,53 @@ class Direct:
         if self.leader is not None and self.leader in self.ended:
             return self.ended[self.leader]
         return next((status for _, status in sorted(self.ended.items()) if status), 0)
+
+
+class Lines:
+    """Lines that come on a socket. whole: all are waited for, whatever signals come; else a signal ends the waiting."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self.link, self.read, self.whole = link, b"", False
+
+    def next(self, within_s: float | None = None) -> str | None:
+        """The next one; None: there is none any more, or not in time. Raises OSError."""
+        until_s = None if within_s is None else time.monotonic() + within_s
+        while b"\n" not in self.read:
+            if not select.select([self.link], [], [], 0.05)[0]:
+                if not self.whole and not signal.sigpending().isdisjoint(PASSED_ON):
+                    return None
+                if until_s is not None and time.monotonic() >= until_s:
+                    return None
+                continue
+            more = self.link.recv(4096)
+            if not more:
+                return None
+            self.read += more
+        line, _, self.read = self.read.partition(b"\n")
+        return line.decode()
+
+
+def may_fork(asked: Asked, command: Sequence[str], envs: Sequence[dict[str, str]]) -> bool:
+    """Whether the first process can be asked to import for all: a Python with gpuloom's hooks and a script, in which
+    importing begins no threads."""
+    if asked.kind != TORCH or len(envs) < 2 or FORKS in envs[0]:
+        return False
+    if envs[0].get("GPULOOM_HOOKS", "off") in ("", "off") or envs[0].get("OMP_NUM_THREADS") != "1":
+        return False
+    if any(name in envs[0] for name in NO_FORKS) or envs[0].keys() != envs[-1].keys():
+        return False
+    script = next((word for word in command[1:] if word not in PLAIN_FLAGS), "")
+    return os.path.basename(command[0]).startswith("python") and script.endswith(".py")
+
+
+def reaps() -> bool:
+    """Have processes become this one's children when their parents end; whether that could be done."""
+    try:
+        import ctypes
+
+        return bool(ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0) == 0)
+    except (ImportError, OSError, AttributeError):
+        return False  # such as a Python without it
 
 
 def grace_s(most_s: float | None = GRACE_S) -> float:
