@@ -87,6 +87,10 @@ class Save:
                 _remove(os.path.join(self.place, name))
         return target
 
+    def drop(self) -> None:
+        """Remove what there is of a save that failed."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
 
 def newest(kind: str) -> tuple[str, dict[str, Any]] | None:
     """The newest save of a kind: its folder, and what was said of it."""

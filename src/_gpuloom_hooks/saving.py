@@ -51,13 +51,19 @@ class Loop:
     def save(self, write: Callable[[str], object], first: bool, **about: Any) -> None:
         """Save. write: called by every rank with a folder to write to. first: this rank begins and ends the save."""
         save = kept.Save(self.kind, self.at_step)
+        try:
+            if first:
+                save.begin()
+            ranks.barrier()
+            write(save.path)
+            ranks.barrier()
+            if first:
+                save.commit(framework=self.framework, world=ranks.world(), **about)
+        except Exception:
+            if first:
+                save.drop()  # of a full disk, say: others need the room
+            raise
         if first:
-            save.begin()
-        ranks.barrier()
-        write(save.path)
-        ranks.barrier()
-        if first:
-            save.commit(framework=self.framework, world=ranks.world(), **about)
             report.saved(self.at_step, "hook", self.framework)
 
     def leave(self) -> NoReturn:

@@ -126,6 +126,7 @@ def test_a_save_that_fails_ends_the_process_as_without_us_and_keeps_the_old_one(
     assert failed.returncode == -signal.SIGTERM
     assert "the disk is full" in told(tmp_path, 2)["not_saved"]
     assert "saved_step" not in told(tmp_path, 2)
+    assert [path.name for path in (tmp_path / "saves").rglob("*.tmp")] == [], "it takes no room"
     assert run(tmp_path, 3).stdout == "from 3\ndone 10\n"
 
 
