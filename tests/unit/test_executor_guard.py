@@ -453,6 +453,19 @@ def test_a_guard_that_cannot_read_the_lease_goes_on(
         assert guard._turn() == pair.FAULT_S
 
 
+def test_a_standby_is_made_where_there_is_none_and_it_is_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    guard = pair.Guard(str(tmp_path), "h", -1, "0")
+    guard._signed, guard._runner = True, 3
+    made: list[int] = []
+    monkeypatch.setattr(os, "waitpid", lambda *_: (0, 0))
+    monkeypatch.setattr(guard, "_fork", lambda: made.append(1))
+    for there, due, expected in ((5, True, 0), (None, False, 0), (None, True, 1)):
+        guard._other = there
+        guard._standbys = SimpleNamespace(due=lambda now, due=due: due, wait_s=lambda now: 7.0)  # type: ignore[assignment]
+        assert guard._look_at_others() == (pair.LONGEST_S if there is not None else 7.0)
+        assert len(made) == expected
+
+
 def test_a_guard_without_any_lease_has_nothing_to_do(tmp_path: Path, job: Any) -> None:
     ours = job(f"{HOME_ID}:1.1")
     guard = pair.Guard(str(tmp_path), HOME_ID, -1, "0")

@@ -157,3 +157,20 @@ def test_of_the_ended_those_whose_gpus_are_there_and_nobody_else_s_are_told_as_e
     fleet = SimpleNamespace(placement=lambda found: found if there else None)
     world: Any = SimpleNamespace(fleet=fleet)
     assert (World._whole(world, {1: gpus}, {2: gpus} if taken else {}) == {1: gpus}) is told
+
+
+def test_how_fast_two_are_together_is_known_where_both_have_gpus() -> None:
+    place = SimpleNamespace(layer=1, nodes=(0,))
+    sharing = SimpleNamespace(source=lambda row, there, model: f"{row} beside {there} on {model}")
+    cluster = SimpleNamespace(nodes=[SimpleNamespace(gpu_model="V100")])
+    world: Any = SimpleNamespace(
+        row_of={7: 0, 8: 1}, state=SimpleNamespace(placements={0: place, 1: place}),
+        progress=SimpleNamespace(sharing=sharing), fleet=SimpleNamespace(cluster=cluster),
+    )  # fmt: skip
+    assert World.source(world, 7, [8]) == "0 beside [(1, 1)] on V100"
+    assert World.source(world, 7, [9]) is None
+    del world.state.placements[1]
+    assert World.source(world, 7, [8]) is None
+    assert World.source(world, 8, [7]) is None
+    world.progress.sharing = None
+    assert World.source(world, 7, []) is None
