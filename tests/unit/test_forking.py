@@ -122,6 +122,32 @@ def test_where_it_may_make_a_difference_each_imports_by_itself(
     assert job.run(script + TELLS, *flags, **env) == (0, ALL, [], 3)
 
 
+@pytest.mark.parametrize(
+    ("words", "text", "may"),
+    [
+        (["/usr/bin/python3.12", "-u", "a.py"], "import torch", True),
+        (["python", "a.py", "b"], "import torch", True),
+        (["python", "a.py"], "import tensorflow", False),
+        (["python", "-m", "a"], "import torch", False),
+        (["python", "-E", "a.py"], "import torch", False),
+        (["python", "none.py"], "import torch", False),
+        (["python"], "import torch", False),
+        (["./a.py"], "import torch", False),
+        (["bash", "a.py"], "import torch", False),
+    ],
+)
+def test_who_is_asked(words: list[str], text: str, may: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.py").write_text(text)
+    asked = direct.Asked(WHERE)
+    env = {"GPULOOM_HOOKS": "/x", "OMP_NUM_THREADS": "1"}
+    assert direct.may_fork(asked, words, [env] * 3) is may
+    assert not direct.may_fork(asked, words, [env])
+    assert not direct.may_fork(asked, words, [env, {**env, "MORE": "1"}])
+    asked.kind = direct.HOROVOD
+    assert not direct.may_fork(asked, words, [env] * 3)
+
+
 def test_a_file_beside_the_script_that_has_a_library_s_name(job: Job) -> None:
     (job.folder / "job" / "random.py").write_text("import os\nos.write(1, b'mine\\n')\n")
     assert job.run(SCRIPT + TELLS) == (0, sorted([*ALL, *["mine"] * 3]), [], 3)

@@ -54,6 +54,7 @@ NO_FORKS = ("GPULOOM_SHARE_DIR", "LD_PRELOAD")
 """Variables of what has a state of its own in a process before its script begins."""
 PLAIN_FLAGS = ("-u", "-B", "-O", "-OO")
 """Of Python: with others hooks may not be there."""
+LONGEST_SCRIPT = 1 << 20
 SUBREAPER = 36
 """PR_SET_CHILD_SUBREAPER."""
 FAILED_FILE = "failed.json"
@@ -440,7 +441,13 @@ def may_fork(asked: Asked, command: Sequence[str], envs: Sequence[dict[str, str]
     if any(name in envs[0] for name in NO_FORKS) or envs[0].keys() != envs[-1].keys():
         return False
     script = next((word for word in command[1:] if word not in PLAIN_FLAGS), "")
-    return os.path.basename(command[0]).startswith("python") and script.endswith(".py")
+    if not os.path.basename(command[0]).startswith("python") or not script.endswith(".py"):
+        return False
+    try:
+        with open(script, "rb") as file:  # so that nobody waits for the answer of one that imports none
+            return b"torch" in file.read(LONGEST_SCRIPT)
+    except OSError:
+        return False
 
 
 def reaps() -> bool:
