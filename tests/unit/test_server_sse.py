@@ -140,6 +140,27 @@ def test_nobody_misses_or_sees_twice_while_many_come_in(
             assert [(stream.next() or ())[1] for _ in range(403)] == [str(i) for i in range(1, 404)]
 
 
+def test_the_store_is_not_asked_again_for_what_did_not_match(
+    place: Listening, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sse, "KEPT_BYTES", 10)  # nothing stays in memory
+    submit(service, 5)
+    asked: list[int] = []
+    events = service.events
+
+    def counted(**what: Any) -> Any:
+        asked.append(what["after"])
+        return events(**what)
+
+    monkeypatch.setattr(service, "events", counted)
+    with Stream(place, "/v1/events?after=0&type=job.held") as stream:
+        submit(service, 5)
+        assert [stream.comment() for _ in range(2)] == [": heartbeat"] * 2
+        service.hold([2])
+        assert (stream.next() or ())[0] == "job.held"
+    assert len(asked) < 20
+
+
 @pytest.mark.parametrize(("most", "bytes_each", "kept"), [(10, 100, 10), (1_000, 100, 20), (1_000, 2_001, 0)])
 def test_events_in_memory_are_bounded_in_number_and_in_bytes(
     service: FakeService, monkeypatch: pytest.MonkeyPatch, most: int, bytes_each: int, kept: int

@@ -457,3 +457,10 @@ def test_a_lost_node_is_seen_at_the_next_round() -> None:
         interval_s=60.0, restart_overhead_s=0.0,
     )  # fmt: skip
     assert found.end_s.tolist() == [1020.0]
+
+
+def test_of_parameters_those_that_it_went_by_are_told() -> None:
+    """One that the policy's text has goes before, and one of other policies is left out."""
+    given = {"promote": 3.0, "lease": 3.0, "scatter": True}
+    found = simulate(jobs([(0.0, 10.0, 1)]), "1x2", "tiresias:promote=2", parameters=given)
+    assert found.settings["parameters"] == {"scatter": True}
