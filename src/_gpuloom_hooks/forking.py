@@ -26,6 +26,7 @@ import os
 import re
 import socket
 import sys
+import time
 from contextlib import suppress
 from importlib import import_module
 
@@ -136,15 +137,16 @@ def forked(link: socket.socket, differs: dict[str, dict[str, str]]) -> None:
     if helper:
         os.waitpid(helper, 0)
         return
+    parent = os.getpid()
     for local_rank, own in differs.items():
         if not os.fork():
-            _become(link, local_rank, own)
+            _become(link, local_rank, own, parent)
             return
     os._exit(0)
 
 
-def _become(link: socket.socket, local_rank: str, own: dict[str, str]) -> None:
-    """This is that rank from now on."""
+def _become(link: socket.socket, local_rank: str, own: dict[str, str], parent: int) -> None:
+    """This is that rank from now on. parent: which is about to end."""
     try:
         torch = sys.modules["torch"]
         for device in ("cuda", "xpu"):
@@ -156,5 +158,7 @@ def _become(link: socket.socket, local_rank: str, own: dict[str, str]) -> None:
         if "numpy.random" in sys.modules:
             sys.modules["numpy.random"].seed()  # each process has a start of its own; the others do so by themselves
         link.sendall(b"%s %d\n" % (local_rank.encode(), os.getpid()))
+        while os.getppid() == parent:  # a script that looks after its parent sees the one that lasts
+            time.sleep(0.001)
     except BaseException:
         os._exit(0)  # it is started as ever

@@ -222,6 +222,12 @@ def test_random_numbers_are_each_rank_s_own(job: Job) -> None:
     assert (imports, len({one.split()[0] for one in said}), len({one.split()[1] for one in said})) == (1, 3, 3)
 
 
+def test_all_are_children_of_the_launcher_from_their_first_line(job: Job) -> None:
+    process = job.start(SCRIPT + "say(os.getppid())\n")
+    out, err = process.communicate(timeout=60)
+    assert (out.split(), err.count("torch ")) == ([str(process.pid)] * 3, 1)
+
+
 def test_what_was_printed_before_is_printed_once(job: Job) -> None:
     code, said, _, _ = job.run(SCRIPT + TELLS, IN_TORCH="print('once', flush=False)")
     assert (code, said) == (0, sorted([*ALL, "once"]))
