@@ -48,7 +48,7 @@ FIRST_MORE_PORT, MORE_PORTS, PORTS_EACH = 27_000, 5_000, 16
 FORKS = "GPULOOM_FORKS"
 """Of the first process: the socket on which it is asked to fork the others once it has imported PyTorch
 (_gpuloom_hooks/forking.py). "off", set by the user: they are all started alike."""
-HEARD_S = 3.0
+HEARD_S = 10.0
 """Who has not said by then that it will is not waited for."""
 NO_FORKS = ("GPULOOM_SHARE_DIR", "LD_PRELOAD")
 """Variables of what has a state of its own in a process before its script begins."""
