@@ -9,6 +9,7 @@ import pytest
 from fake_kubernetes.cluster import node, pod
 from gpuloom.kubernetes.objects import End, PodPhase, Reader, Taint, Toleration
 from gpuloom.kubernetes.quantities import quantity, time_s
+from gpuloom.live.pod_nodes import _record
 
 AT = "2026-11-22T08:57:56Z"
 AT_S = 1795337876.0
@@ -132,6 +133,36 @@ def test_a_phase_that_nobody_knows() -> None:
     found = READER.pod(made(pod("a"), phase="Dancing"))
     assert found is not None
     assert found.phase is PodPhase.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("labels", "shares", "mib"),
+    [
+        ({}, 1, 81_920),
+        ({"gpu.replicas": "1", "gpu.sharing-strategy": "none"}, 1, 81_920),
+        ({"gpu.replicas": "4", "gpu.sharing-strategy": "none"}, 1, 81_920),  # of an earlier configuration
+        ({"gpu.replicas": "4", "gpu.sharing-strategy": "time-slicing"}, 4, 20_480),
+        ({"gpu.replicas": "3", "gpu.sharing-strategy": "mps"}, 3, 27_306),
+        ({"gpu.replicas": "4"}, 4, 20_480),  # the device plugin of before 0.15 tells no strategy
+        ({"gpu.replicas": "0"}, 1, 81_920),
+        ({"gpu.replicas": "many"}, 1, 81_920),
+    ],
+)
+def test_gpus_that_a_node_offers_in_shares(labels: dict[str, str], shares: int, mib: int) -> None:
+    item = node("n1", 8)
+    item["metadata"]["labels"] |= {f"nvidia.com/{name}": text for name, text in labels.items()}
+    found = READER.node(item)
+    assert found is not None
+    assert (found.shares, found.memory_mib, found.share_mib) == (shares, 81_920, mib)
+    item["metadata"]["labels"]["nvidia.com/gpu.product"] += "-SHARED"
+    named = READER.node(item)
+    assert named is not None
+    record = _record(named, {})
+    assert {(gpu.model, gpu.memory_mib) for gpu in record.gpus} == {("A100-80GB-SHARED", mib)}
+    del item["metadata"]["labels"]["nvidia.com/gpu.memory"]
+    unknown = READER.node(item)
+    assert unknown is not None
+    assert unknown.share_mib is None
 
 
 def test_nodes() -> None:

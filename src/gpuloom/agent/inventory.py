@@ -86,12 +86,22 @@ def memory_mib() -> int:
     return int(total >> 20)
 
 
+SHARE = "SHARED"
+"""The last word of the product label where the device plugin offers each GPU several times."""
+
+
 def model_name(name: str, memory_mib: int | None) -> str:
     """A model as users write it ('V100', 'A100-80GB') from the driver's name ('NVIDIA A100-SXM4-80GB').
 
-    Names that data/gpus.csv does not know are kept, without the maker's name: 'Quadro-RTX-6000'.
+    Names that data/gpus.csv does not know are kept, without the maker's name: 'Quadro-RTX-6000'. A share of a GPU, as
+    Kubernetes' nodes offer it ('NVIDIA-A100-SXM4-80GB-SHARED'), is a model of its own: 'A100-80GB-SHARED'.
+
+    Args:
+        memory_mib: of the whole GPU.
     """
     words = [word for word in re.split(r"[\s\-_]+", name) if word]
+    if len(words) > 1 and words[-1] == SHARE:
+        return f"{model_name(' '.join(words[:-1]), memory_mib)}-{SHARE}"
     while len(words) > 1 and words[0].lower() in ("nvidia", "tesla", "geforce"):
         words = words[1:]
     known = _models()

@@ -33,6 +33,8 @@ MODEL_LABELS = (
 """Labels of nodes that name the GPU model."""
 MEMORY_LABEL = "nvidia.com/gpu.memory"
 """MiB of one GPU."""
+SHARES_LABEL, SHARING_LABEL = "nvidia.com/gpu.replicas", "nvidia.com/gpu.sharing-strategy"
+"""How often the device plugin offers each GPU; by which of its ways (none, time-slicing, mps)."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 ESTIMATE = "gpuloom.io/estimate"
 """Annotation of a pod, or of the template of pods: how long the job will run ('2h'), as its user expects."""
@@ -154,7 +156,7 @@ class PodSeen:
 class NodeSeen:
     """A node with GPUs. gpus: that can be given away; whole: that it has, those that are ill included. memory_mib: of
     one GPU. away: why nothing new starts there, but for its taints; ''. resource: the name under which it offers most
-    of its GPUs."""
+    of its GPUs. shares: how often it offers each GPU, by time-slicing or MPS: `gpus` and `whole` are shares then."""
 
     name: str
     gpus: int
@@ -168,6 +170,12 @@ class NodeSeen:
     away: str
     since_s: float | None
     resource: str
+    shares: int = 1
+
+    @property
+    def share_mib(self) -> int | None:
+        """Memory of what it offers as one GPU: MPS gives each no more, and with time-slicing all have to do with it."""
+        return None if self.memory_mib is None else self.memory_mib // self.shares
 
 
 class Kind(StrEnum):
@@ -343,6 +351,7 @@ class Reader:
                 (name for name in {**capacity, **gives} if name in self._gpus),
                 key=lambda name: quantity(capacity.get(name) or gives.get(name) or 0),
             ),
+            shares=_shares(labels),
         )
 
     def _count(self, resources: Mapping[str, Any]) -> int:
@@ -528,6 +537,13 @@ def toleration_of(one: Mapping[str, Any]) -> Toleration:
 
 def _model(labels: Mapping[str, Any]) -> str:
     return next((str(labels[name]) for name in MODEL_LABELS if labels.get(name)), "")
+
+
+def _shares(labels: Mapping[str, Any]) -> int:
+    replicas = str(labels.get(SHARES_LABEL) or "")
+    if not replicas.isdecimal() or labels.get(SHARING_LABEL) == "none":
+        return 1
+    return max(int(replicas), 1)
 
 
 def _models(spec: Mapping[str, Any]) -> tuple[str, ...]:

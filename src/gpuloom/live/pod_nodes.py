@@ -290,7 +290,7 @@ class PodNodes:
 
 def _record(node: NodeSeen, states: Mapping[int, tuple[GpuState, str]]) -> NodeRecord:
     model = (model_name(node.model, node.memory_mib) if node.model else "") or "GPU"
-    gpus = [Gpu(index, f"{node.name}/{index}", model, node.memory_mib) for index in range(node.whole)]
+    gpus = [Gpu(index, f"{node.name}/{index}", model, node.share_mib) for index in range(node.whole)]
     for index, (state, why) in states.items():
         gpus[index] = replace(gpus[index], state=state, reason=why)
     return NodeRecord(

@@ -234,7 +234,7 @@ class _Look:
         known = {} if before is None else {gpu.index: gpu for gpu in before.gpus}
         gpus = []
         for index in range(whole):
-            gpu = Gpu(index, f"{node.name}/{index}", model, node.memory_mib)
+            gpu = Gpu(index, f"{node.name}/{index}", model, node.share_mib)
             if index in ill:
                 text = f"the node offers {node.gpus} of its {node.whole} GPUs" if whole == node.whole else "not offered"
                 was = known.get(index)
