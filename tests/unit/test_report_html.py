@@ -97,6 +97,13 @@ def test_the_page_has_every_part() -> None:
         assert said in text
 
 
+def test_of_one_policy_there_is_nothing_to_choose() -> None:
+    page = Page(render([make_result()]))
+    assert page.count("input", type="radio") == 0
+    assert page.count("svg", class_="chart") >= 2
+    assert "Jobs: in order of submission" in page.text()
+
+
 def test_every_chart_has_a_title_and_description() -> None:
     page = Page(render(three()))
     charts = [attrs for tag, attrs in page.tags if tag == "svg" and attrs.get("class") == "chart"]
