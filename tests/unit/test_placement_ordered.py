@@ -24,6 +24,7 @@ from gpuloom.policies.srsf import Srsf
 from gpuloom.policies.srtf import Srtf
 from gpuloom.sim import simulate
 from gpuloom.solvers.fair_shares import least_worst_shares
+from test_policies_hlas import Bench
 from tiers import examples, slow
 
 # -- greedy in order, with preemption ------------------------------------------------------------------------
@@ -282,3 +283,23 @@ def test_who_waits_is_ranked_by_its_time_on_its_fastest_model(by_gpus: bool, wan
     snapshot = Snapshot(state, np.array([30.0, 30.0]))
     order = RemainingOrder(snapshot, by_gpus=by_gpus)
     assert [order.waiting_key(snapshot, job) for job in range(2)] == wanted
+
+
+@pytest.mark.parametrize("policy", ["srtf:upgrade=no", "srsf:upgrade=no", "srtf:placement=scatter;upgrade=no"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_waiting_job_stops_others_for_what_it_is_on_their_gpus_alone(policy: str, weighted: bool) -> None:
+    """Two alike on one slow GPU: on a fast one, which it doesn't get, whoever waits would be done sooner."""
+    rows = [(0.0, 100.0, 1), (0.0, 1000.0, 1), (0.0, 1000.0, 1), (0.0, 300.0, 1)]
+    speeds = Speeds(("V100", "K80"), np.array([[4.0, 1.0]] * 4))
+    workload = jobs(rows, speeds=speeds, weight=np.full(4, 2.0) if weighted else None)
+    it = Bench(workload, parse_cluster("1x1:V100,1x1:K80"), policy, overhead_s=10.0)
+    it.at(0.0, arrived=[0, 1, 2])
+    assert it.running == {0: 0, 1: 1}
+    for now_s in (1.0, 1.0, 5.0, 20.0):
+        it.at(now_s)
+        assert it.running == {0: 0, 1: 1}
+    it.at(21.0, arrived=[3])  # it ends sooner also there
+    assert it.running == {0: 0, 3: 1}
+    it.at(60.0, finished=[0])
+    assert it.running[3] == 1
+    assert len(it.running) == 2

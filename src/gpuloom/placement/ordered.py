@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Protocol
 
@@ -59,8 +60,9 @@ class OrderedPlanner:
         preemptive: whether a waiting job may take the GPUs of running jobs after it in the order.
         strict: stop at the first job that does not fit (head-of-line blocking) instead of skipping it.
         scatter: only count GPUs, give any that are free (no topology).
-        by_model: a job that starts may come to stand later in the order, as its key waiting is that of a faster GPU
-            model.
+        key_on: (snapshot, waiting job, index of a GPU model) -> the key with which it stops jobs there. A job that
+            starts may come to stand later in the order, as its key waiting is that of a faster GPU model. None: a
+            waiting job has the same key everywhere.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class OrderedPlanner:
         preemptive: bool,
         strict: bool = False,
         scatter: bool = False,
-        by_model: bool = False,
+        key_on: Callable[[Snapshot, int, int], float] | None = None,
     ) -> None:
         self.order, self.preemptive, self.strict = order, preemptive, strict
         workload = snapshot.workload
@@ -98,7 +100,7 @@ class OrderedPlanner:
         """Jobs that the last plan gave GPUs to (a job that was taken off and put back on the same ones included)."""
         self._keys_at_start: dict[int, float] = {}
         """Where keys go by the GPU model: those with which they waited."""
-        self._by_model = by_model
+        self._key_on = key_on
         self._now_s = snapshot.now_s
         self._clearings = [
             Clearing(
@@ -142,7 +144,9 @@ class OrderedPlanner:
         for job in self.entered:
             if job in self._where and job not in self._stored:
                 self._enter_running(snapshot, job)
-                if self._by_model and self._value_at(job, self._now_s) > self._keys_at_start.get(job, math.inf):
+                if self._key_on is not None and self._value_at(job, self._now_s) > self._keys_at_start.get(
+                    job, math.inf
+                ):
                     self._freed = True  # who waits may now come before it
         self.entered.clear()
         self._keys_at_start.clear()
@@ -333,7 +337,7 @@ class OrderedPlanner:
             else:
                 continue
             run[job] = placement
-            if self._by_model:
+            if self._key_on is not None:
                 self._keys_at_start[job] = key
             self._where[job] = placement
             clearing = self._clearings[self._pool_of_node[placement.nodes[0]]]
@@ -391,7 +395,8 @@ class OrderedPlanner:
         gpus = self._gpus[shape]
         for index in self._allowed[shape]:
             pool = self.pools[index]
-            victims = self._victims(index, gpus, key, job)
+            there = key if self._key_on is None else self._key_on(snapshot, job, index)
+            victims = self._victims(index, gpus, there, job)
             if not victims:
                 continue
             for victim in victims:

@@ -9,15 +9,17 @@ from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import Workload
 from gpuloom.placement.ordered import OrderedPlanner
 from gpuloom.placement.repack import RepackPlanner
-from gpuloom.placement.shapes import best_speeds
+from gpuloom.placement.shapes import best_speeds, speeds_on
 
 
 class RemainingOrder:
     """Remaining time, times GPUs if `by_gpus`, over the weight (Smith's rule).
 
     On mixed clusters a running job's time counts on the GPUs that it has, a waiting one's on the fastest model that it
-    may use. A waiting job's key includes the restart that it would pay, so that no job is stopped for one that would
-    end later than itself. A running job's key is stored as its predicted end without guests, and falls with time.
+    may use; but it stops others for what its time is on *their* GPUs (`key_on`): else two alike would stop each other
+    again and again on a slow GPU, each faster in thought. A waiting job's key includes the restart that it would pay,
+    so that no job is stopped for one that would end later than itself. A running job's key is stored as its predicted
+    end without guests, and falls with time.
     """
 
     clock = 1
@@ -28,12 +30,17 @@ class RemainingOrder:
         self._speed: memoryview[float] | None = None
         if snapshot.workload.speeds is not None:
             self._speed = floats(best_speeds(snapshot.workload, snapshot.cluster))
+            self._speed_on = speeds_on(snapshot.workload, snapshot.cluster.models)
 
     def waiting_key(self, snapshot: Snapshot, job: int) -> float:
-        left = snapshot.remaining_s(job)
-        if self._speed is not None:
-            left /= self._speed[job]
-        left += snapshot.restart_overhead_s[job]
+        return self._key(snapshot, job, 1.0 if self._speed is None else self._speed[job])
+
+    def key_on(self, snapshot: Snapshot, job: int, pool: int) -> float:
+        """The key of a waiting job on a GPU model that it may use, where jobs differ in speed."""
+        return self._key(snapshot, job, self._speed_on.item(job, pool))
+
+    def _key(self, snapshot: Snapshot, job: int, speed: float) -> float:
+        left = snapshot.remaining_s(job) / speed + snapshot.restart_overhead_s[job]
         if self._weights is not None:
             left /= self._weights.item(job)
         return left * snapshot.workload.gpus.item(job) if self.by_gpus else left
@@ -71,4 +78,5 @@ def planner_by_remaining(snapshot: Snapshot, placement: str, *, by_gpus: bool) -
         return RepackPlanner(snapshot, BareRemainingOrder(snapshot.workload, by_gpus=by_gpus))
     order = RemainingOrder(snapshot, by_gpus=by_gpus)
     by_model = snapshot.workload.speeds is not None and len(snapshot.cluster.models) > 1
-    return OrderedPlanner(snapshot, order, preemptive=True, scatter=placement == "scatter", by_model=by_model)
+    key_on = order.key_on if by_model else None
+    return OrderedPlanner(snapshot, order, preemptive=True, scatter=placement == "scatter", key_on=key_on)
