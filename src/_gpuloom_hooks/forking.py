@@ -1,7 +1,7 @@
 """One import of PyTorch for all ranks of a machine: rank 0 imports it before its script begins, and forks the others.
 
-Importing PyTorch costs seconds of a processor, the same in every rank; where there are more ranks than processors, a
-resize waits for it. executors/direct.py starts rank 0 with a socket (`SOCKET`), on which it says:
+Importing PyTorch costs seconds of a processor, in every rank. executors/direct.py starts rank 0
+with a socket (`SOCKET`), on which it says:
 
     "no"     it is as any other process; direct.py starts the other ranks itself. So it does where nothing comes.
     "begun"  it imports now.

@@ -144,9 +144,8 @@ class OrderedPlanner:
         for job in self.entered:
             if job in self._where and job not in self._stored:
                 self._enter_running(snapshot, job)
-                if self._key_on is not None and self._value_at(job, self._now_s) > self._keys_at_start.get(
-                    job, math.inf
-                ):
+                start = self._keys_at_start.get(job)
+                if start is not None and self._value_at(job, self._now_s) > start:
                     self._freed = True  # who waits may now come before it
         self.entered.clear()
         self._keys_at_start.clear()
